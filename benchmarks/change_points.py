@@ -95,7 +95,7 @@ def shifted(number: int, kind: str, size: float, first_day: float, last_day: flo
     seen = [70 * values[hour] * (1 - size if hour >= at else 1) for hour in hours]
     start = sum(hour < at for hour in hours)
     ends = [*range(start + 1, len(seen), STEP), len(seen)]
-    found = next(
+    end = next(
         (end for end in ends if any(right(split) for split in changes_in_series(seen[:end]))), None
     )
     last = changes_in_series(seen)
@@ -103,7 +103,7 @@ def shifted(number: int, kind: str, size: float, first_day: float, last_day: flo
         (one for one in last if right(one)), key=lambda one: abs(one.index - start), default=None
     )
     return {
-        "delay_h": None if found is None else hours[found - 1] - at,
+        "delay_h": None if end is None else hours[end - 1] - at,
         "told_at_the_end": len(last),
         "bracket_holds": None if split is None else split.bracket[0] <= start <= split.bracket[1],
         "interval_holds": None

@@ -67,16 +67,16 @@ def print_report(report: Report) -> None:
     print(f"gateway's rows: {listed(report.rows)}; retries {report.retries}")
     print(f"{sum(report.havoc.values())} events: " + listed(report.havoc))
     worst = report.worst
-    own = report.gateway
+    gateway = report.gateway
     waits = (
         f"{worst['silence_s']} s for a byte, {worst['first_byte_s']} s for the first, "
         f"{worst['total_s']} s in all"
     )
-    print(f"worst wait: {waits}; drained in {own['drained_s']} s")
-    for one in report.checks:
+    print(f"worst wait: {waits}; drained in {gateway['drained_s']} s")
+    for check in report.checks:
         print(
-            f"{'pass' if one.ok else 'FAIL'}  {one.name}"
-            + (f": {one.detail}" if one.detail else "")
+            f"{'pass' if check.ok else 'FAIL'}  {check.name}"
+            + (f": {check.detail}" if check.detail else "")
         )
 
 

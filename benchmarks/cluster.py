@@ -199,7 +199,7 @@ def main() -> None:
     effort = QUICK if args.quick else FULL
 
     def pairs(kind: Kind, number: int, budget_s: float) -> Turns:
-        known = [one.streams for one in levels_of(kind, None)]
+        known = [level.streams for level in levels_of(kind, None)]
         if args.streams not in (None, *known):
             parser.error(f"--streams is one of {', '.join(map(str, known))}")
         if args.rounds:

@@ -252,9 +252,9 @@ def pressure(bench: Bench, backend: measure.Backend) -> None:
 
 def streams(bench: Bench, backend: measure.Backend) -> None:
     """One gateway after the other, each alone on its core."""
-    wanted = bench.names
+    names = bench.names
     bench.names = []
-    for name in wanted:
+    for name in names:
         if name not in MANY_STREAMS_FOR or not bench.effort.streams:
             continue
         bench.names = [name]
@@ -264,7 +264,7 @@ def streams(bench: Bench, backend: measure.Backend) -> None:
                 count = bench.effort.streams
                 many = functools.partial(measure.many_streams, gateway, backend, body, count, 2000)
                 bench.attempt(gateway, "streams", many)
-    bench.names = wanted
+    bench.names = names
 
 
 def soak(bench: Bench, backend: measure.Backend, requests: int) -> None:

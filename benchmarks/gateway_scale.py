@@ -143,7 +143,9 @@ class Rig:
             "p99_us": max(one["full_delay_us"]["p99"] for one in told),
             "p99_us with the start": max(one["chunk_delay_us"]["p99"] for one in told),
             "all_open_after_s": max(one["all_open_after_s"] for one in told),
-            "engines_late_ms": max(one.stats(one.ports[0])["late_max_us"] for one in self.backends)
+            "engines_late_ms": max(
+                backend.stats(backend.ports[0])["late_max_us"] for backend in self.backends
+            )
             / 1000,
             "cpu_us_a_chunk": used_s / (per_s * wall_s) * 1e6 if per_s else None,
             "cores_used": used_s / wall_s,
@@ -181,7 +183,7 @@ def ladder(rig: Rig, ports: Sequence[int], pid: int | None, count: int) -> dict[
         if late == 2:
             break
     best = max(
-        (one for one in levels if verdict(one) == "holds"),
+        (level for level in levels if verdict(level) == "holds"),
         key=lambda one: one["chunks_per_s"],
         default=None,
     )
@@ -339,10 +341,10 @@ def table(found: dict[str, Any], counts: Sequence[int]) -> str:
                 f"{name:14}"
                 + "".join(
                     (
-                        f"{one.get('capacity_per_s', 0):>9,.0f}/s "
-                        f"{one.get('cpu_us_a_chunk') or 0:>5.1f} us/chunk  "
+                        f"{cell.get('capacity_per_s', 0):>9,.0f}/s "
+                        f"{cell.get('cpu_us_a_chunk') or 0:>5.1f} us/chunk  "
                     )
-                    for one in cells
+                    for cell in cells
                 )
             )
     return "\n".join(lines)

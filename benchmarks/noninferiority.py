@@ -174,8 +174,8 @@ def exactly(items: int, delta: float, discordance: float, loss: float, method: s
             for k, p in ((b, lost), (c, gained), (items - b - c, 1 - lost - gained))
             if k
         )
-        seen = Counter({(1, 0): b, (0, 1): c, (0, 0): items - b - c})
-        if logs > -25 and says_no_worse(method, seen, 1, delta):
+        counter = Counter({(1, 0): b, (0, 1): c, (0, 0): items - b - c})
+        if logs > -25 and says_no_worse(method, counter, 1, delta):
             total += math.exp(logs)
     return total
 

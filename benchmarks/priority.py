@@ -100,19 +100,26 @@ async def run(urls: dict[str, str]) -> dict[str, list[dict[str, list[float]]]]:
 def main() -> None:
     options = {"preset": "dual-3090", "time_scale": SCALE}
     place = Path(tempfile.mkdtemp())
-    with FakeEngine(**options) as one, FakeEngine(**options) as other:
+    with FakeEngine(**options) as fake_engine, FakeEngine(**options) as other:
         common = {"model": "fake-model", "slots": 2, "confirms": "slots", "simulated": True}
         plain = [
-            {"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate((one, other))
+            {"name": f"r{i}", "url": engine.url, **common}
+            for i, engine in enumerate((fake_engine, other))
         ]
         with (
             GatewayProcess(place / "plain.log") as door,
-            GatewayProcess(place / "kept.log") as kept,
+            GatewayProcess(place / "kept.log") as gateway_process,
         ):
             door.serve(plain)
-            kept.serve([{**replica, "reserve": 1} for replica in plain])
+            gateway_process.serve([{**replica, "reserve": 1} for replica in plain])
             found = uvloop.run(
-                run({"first come": door.url, "priority": door.url, "reserve 1": kept.url})
+                run(
+                    {
+                        "first come": door.url,
+                        "priority": door.url,
+                        "reserve 1": gateway_process.url,
+                    }
+                )
             )
     print(
         f"simulated dual-3090 rig, {CAPACITY} slots, {BATCH_AGENTS} batch agents; {ROUNDS} "

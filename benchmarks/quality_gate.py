@@ -169,7 +169,7 @@ def say(text: str) -> None:
 
 
 def good(name: str, runs: list[Found]) -> int:
-    return sum(one.caught if "worse_above" in ENGINES[name] else one.passed for one in runs)
+    return sum(run.caught if "worse_above" in ENGINES[name] else run.passed for run in runs)
 
 
 def print_table(found: dict[str, list[Found]], items: int, wall_s: float) -> None:
@@ -185,9 +185,9 @@ def print_table(found: dict[str, list[Found]], items: int, wall_s: float) -> Non
     )
     for name, runs in found.items():
         for level in LEVELS[1:]:
-            claims = [one.claims.get(level) for one in runs]
+            claims = [run.claims.get(level) for run in runs]
             counts = " ".join(f"{claims.count(word):10}" for word in words)
-            lost = [-one.points[level][1] for one in runs if level in one.points]
+            lost = [-run.points[level][1] for run in runs if level in run.points]
             if lost:
                 spread = f"{min(lost):+.1f}..{max(lost):+.1f}"
             else:
@@ -199,7 +199,7 @@ def print_table(found: dict[str, list[Found]], items: int, wall_s: float) -> Non
         else:
             verb = "let pass"
         print(f"{name}: {verb} in {good(name, runs)} of {len(runs)} runs")
-    requests = sum(one.requests for runs in found.values() for one in runs)
+    requests = sum(run.requests for runs in found.values() for run in runs)
     print(f"{requests} requests in {wall_s:.0f} s, {os.cpu_count()} cores")
 
 
@@ -229,7 +229,7 @@ def main() -> int:
         "common": COMMON,
         "wall_s": round(wall_s, 1),
         "good": {name: good(name, runs) for name, runs in found.items()},
-        "runs": {name: [asdict(one) for one in runs] for name, runs in found.items()},
+        "runs": {name: [asdict(run) for run in runs] for name, runs in found.items()},
     }
     if args.json:
         print(json.dumps(document, indent=1))

@@ -52,9 +52,9 @@ def child(what: str, *words: object, src: str | None = None) -> dict[str, Any]:
         file=sys.stderr,
         flush=True,
     )
-    told = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout
+    stdout = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout
     print("\r" + " " * 70 + "\r", end="", file=sys.stderr)
-    found: dict[str, Any] = json.loads(told)
+    found: dict[str, Any] = json.loads(stdout)
     return found
 
 

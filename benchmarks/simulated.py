@@ -92,10 +92,10 @@ def lines_of(case: Case, levels: tuple[int, ...], rounds: int) -> list[str]:
         )
         replicas = [row["url"] for row in up["replicas"]]
         key = replica_key(replicas[0], user_paths(env))
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{replicas[0]}/simulated", headers={"authorization": f"Bearer {key}"}
         )
-        with urllib.request.urlopen(asked, timeout=10) as answer:  # what it was told itself
+        with urllib.request.urlopen(request, timeout=10) as answer:  # what it was told itself
             plan = plan_from_json(answer.read().decode())
         try:
             return [
@@ -144,7 +144,7 @@ def line_of(
     wait before it.
     """
     load = PlannedLoad(level, PROMPT_TOKENS, OUTPUT_TOKENS, tasks=found["rounds"] * level)
-    told: PredictedOutcome = simulate_load(
+    predicted_outcome: PredictedOutcome = simulate_load(
         plan.step,
         load,
         slots=plan.slots,
@@ -152,10 +152,10 @@ def line_of(
         chunk_tokens=plan.chunk_tokens,
         replicas=replicas,
     )
-    apart = found["effective_tok_s"] / told.effective_tok_s - 1
-    ttft = f"{1000 * told.ttft_s:.0f} / {found['ttft_ms']['mean']:.0f}"
-    tpot = f"{1000 * told.tpot_s:.2f} / {found['tpot_ms']['mean']:.2f}"
-    speeds = f"{told.effective_tok_s:15.1f} {found['effective_tok_s']:9.1f} {100 * apart:+6.1f}%"
+    apart = found["effective_tok_s"] / predicted_outcome.effective_tok_s - 1
+    ttft = f"{1000 * predicted_outcome.ttft_s:.0f} / {found['ttft_ms']['mean']:.0f}"
+    tpot = f"{1000 * predicted_outcome.tpot_s:.2f} / {found['tpot_ms']['mean']:.2f}"
+    speeds = f"{predicted_outcome.effective_tok_s:15.1f} {found['effective_tok_s']:9.1f} {100 * apart:+6.1f}%"
     return f"{case.name:22} {level:3} {speeds} {ttft:>15} {tpot:>15}"
 
 

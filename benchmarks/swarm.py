@@ -109,9 +109,9 @@ def report(rig: Rig, serial_s: float, sampled: int, found: dict[str, list[Batch]
         print(f"  {rig.note}")
 
 
-def line(way: str, some: list[Batch], scale: float, serial_s: float | None) -> str:
+def line(way: str, batchs: list[Batch], scale: float, serial_s: float | None) -> str:
     def middle(of: Callable[[Batch], float | None]) -> float | None:
-        known = [value for one in some if (value := of(one)) is not None]
+        known = [value for one in batchs if (value := of(one)) is not None]
         if known:
             return statistics.median(known) / scale
         return None
@@ -119,14 +119,14 @@ def line(way: str, some: list[Batch], scale: float, serial_s: float | None) -> s
     wall = middle(lambda one: one.wall_s)
     p95 = middle(lambda one: one.p95_s)
     last = middle(lambda one: max(one.ends, default=None))
-    failed = sum(one.failed for one in some)
+    failed = sum(one.failed for one in batchs)
     complete = failed == 0 and serial_s is not None and wall
     if complete and serial_s is not None and wall:
         speedup = f"{serial_s / wall:.1f}x"
     else:
         speedup = "-"
-    tok_s = statistics.median(one.tok_s for one in some) * scale
-    shown = f"{failed}/{sum(one.tasks for one in some)}"
+    tok_s = statistics.median(one.tok_s for one in batchs) * scale
+    shown = f"{failed}/{sum(one.tasks for one in batchs)}"
     return (
         f"{way:24} {cell(wall)} {speedup:>8} {cell(p95, 8)} {cell(last, 8)} {shown:>7} "
         f"{tok_s:8.1f}"

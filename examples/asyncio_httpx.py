@@ -54,10 +54,10 @@ async def main(url: str, key: str) -> None:
         began = time.perf_counter()
         answers = await asyncio.gather(*(ask(client, models[0]["id"], thing) for thing in THINGS))
     print(f"{'thing':6} {'replica':12} {'queued ms':>9} {'seconds':>8}  answer")
-    for one in answers:
+    for answer in answers:
         print(
-            f"{one['thing']:6} {one['replica']:12} {one['queue-ms']:>9} "
-            f"{one['seconds']:8.2f}  {one['text'][:60]}"
+            f"{answer['thing']:6} {answer['replica']:12} {answer['queue-ms']:>9} "
+            f"{answer['seconds']:8.2f}  {answer['text'][:60]}"
         )
     print(f"{len(answers)} answers in {time.perf_counter() - began:.2f} s")
 

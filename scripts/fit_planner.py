@@ -269,15 +269,15 @@ def write_folds(folds: dict[str, np.ndarray]) -> None:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
-    asked.add_argument("--rounds", type=int, default=5)
-    asked.add_argument(
+    argument_parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    argument_parser.add_argument("--rounds", type=int, default=5)
+    argument_parser.add_argument(
         "--quick", action="store_true", help="fit on all sources only; write nothing"
     )
-    options = asked.parse_args()
+    options = argument_parser.parse_args()
     describe("not fitted", residuals(np.zeros(len(NAMES))))
     with multiprocessing.Pool(options.processes) as pool:
         theta = fit(np.zeros(len(NAMES)), np.ones(len(CASES)), options.rounds, pool.map)

@@ -67,13 +67,20 @@ def cli_reference() -> str:
             + "\n"
         )
     leaves = [
-        found for commands in GROUPS.values() for name in commands for found in _leaves(root, name)
+        leave for commands in GROUPS.values() for name in commands for leave in _leaves(root, name)
     ]
     common = _common_options([leaf for _, leaf in leaves])
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in sorted(common.items())]
     pages.append(OPTIONS_INTRO + "\n".join(rows) + "\n")
     own = (
-        (path, [_name(one) for one in _options(leaf) if common.get(_name(one)) != one.help])
+        (
+            path,
+            [
+                _name(option)
+                for option in _options(leaf)
+                if common.get(_name(option)) != option.help
+            ],
+        )
         for path, leaf in leaves
     )
     lines = [f"- `{' '.join(path)}`: {' '.join(names)}" for path, names in own if len(names) > 2]
@@ -107,7 +114,9 @@ def _command_row(path: tuple[str, ...], command: click.Command) -> str:
 
 
 def _options(command: click.Command) -> list[click.Option]:
-    return [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    return [
+        param for param in command.params if isinstance(param, click.Option) and not param.hidden
+    ]
 
 
 def _name(option: click.Option) -> str:
@@ -117,7 +126,7 @@ def _name(option: click.Option) -> str:
 def _common_options(commands: list[click.Command]) -> dict[str, str]:
     """Return the options that several commands explain in the same words, with these."""
     counts = Counter(
-        (_name(one), one.help or "") for command in commands for one in _options(command)
+        (_name(option), option.help or "") for command in commands for option in _options(command)
     )
     return {
         name: text for (name, text), count in reversed(counts.most_common()) if count >= COMMON
@@ -152,8 +161,8 @@ def json_reference() -> str:
     """Return docs/json.md."""
     documents = read_documents()["document"]
     lines = (
-        f"- {', '.join(f'`{name}`' for name in one['commands'])}: {one['what']}"
-        for one in documents
+        f"- {', '.join(f'`{name}`' for name in document['commands'])}: {document['what']}"
+        for document in documents
     )
     return "\n".join([read_documents()["intro"].lstrip(), *lines]) + "\n"
 

@@ -81,8 +81,8 @@ def quant_of(preset: Preset) -> str:
     the engine has it.
     """
     word = re.search(r"-(I?Q\d\w*|F16|BF16)\.gguf$", preset.checkpoint, re.IGNORECASE)
-    known = checkpoint_of(preset.checkpoint)
-    names = (word and word[1], known and known.format, preset.options.quant)
+    checkpoint = checkpoint_of(preset.checkpoint)
+    names = (word and word[1], checkpoint and checkpoint.format, preset.options.quant)
     quants = (known_quant(name) for name in names if name)
     return next((quant.id for quant in quants if quant is not None), "")
 

@@ -111,7 +111,7 @@ def run_of(total, done, failed=0, **other):
 
 
 def made_story(run, attempts, results, *, sessions=None, facts=(), now=BEGAN + 9999):
-    end = max((one.ended_at for one in attempts), default=BEGAN)
+    end = max((attempt.ended_at for attempt in attempts), default=BEGAN)
     sessions = sessions or [session(ended=end)]
     return story_from(run, sessions, attempts, results, list(facts), now=now)
 
@@ -178,14 +178,14 @@ def busy_story(tasks=60, lanes=12, seed=3, **other):
             }  # fmt: skip
         results.append(result(name, 0, last.ended_at - BEGAN, **known))
     attempts.sort(key=lambda one: one.started_at)
-    first = [one.ended_at for one in attempts if one.session == 1]
+    first = [attempt.ended_at for attempt in attempts if attempt.session == 1]
     sessions = [session(1, BEGAN, max(first), outcome="stopped", error="the endpoint went away")]
-    if any(one.session == 2 for one in attempts):
-        sessions.append(session(2, BEGAN + 3620, max(one.ended_at for one in attempts)))
+    if any(attempt.session == 2 for attempt in attempts):
+        sessions.append(session(2, BEGAN + 3620, max(attempt.ended_at for attempt in attempts)))
     facts = [
         (1, "endpoint", BEGAN + 8, {"up": False, "why": "connection refused"}),
         (1, "endpoint", BEGAN + 11, {"up": True}),
     ]
-    failed = sum(one.ending is TaskEnding.FAILED for one in results)
+    failed = sum(result.ending is TaskEnding.FAILED for result in results)
     run = run_of(tasks, tasks - failed, failed, sessions=len(sessions), **other)
     return made_story(run, attempts, results, sessions=sessions, facts=facts)

@@ -74,53 +74,53 @@ def sample_tuning(**changed):
 
 def sample_stages():
     """Nine attempts after the baseline: four accepted, and one of every other decision."""
-    made = _Stages()
-    made.add({}, 25.1, why="where the search begins", decision=StageDecision.BASELINE)
-    made.add(
+    stages = _Stages()
+    stages.add({}, 25.1, why="where the search begins", decision=StageDecision.BASELINE)
+    stages.add(
         {"memory_share": 0.92, "graphs": True},
         None,
         failure=OUT_OF_MEMORY,
         why="it ran out of memory",
     )
-    made.add(
+    stages.add(
         {"graphs": True}, 1.72, predicted=1.9, why="better with 95 % confidence over 2 starts"
     )
-    made.add({"kv_dtype": "tq3"}, None, failure=REFUSED, why="it did not start")
-    made.add({"mtp": 3}, 1.18, predicted=1.6, why="better with 95 % confidence over 2 starts")
-    made.add(
+    stages.add({"kv_dtype": "tq3"}, None, failure=REFUSED, why="it did not start")
+    stages.add({"mtp": 3}, 1.18, predicted=1.6, why="better with 95 % confidence over 2 starts")
+    stages.add(
         {"slots": 4},
         1.004,
         StageDecision.SAME,
         predicted=1.0,
         why="a difference of 2 % would have been seen",
     )
-    made.add(
+    stages.add(
         {"checkpoint": "autoround"},
         1.21,
         StageDecision.ANSWERS_WORSE,
         why="31 of 48 right against 44 of 48",
     )
-    made.add(
+    stages.add(
         {"layout": "2 x TP=1"},
         3.36,
         predicted=2.4,
         why="better with 95 % confidence over 2 starts",
     )
-    made.add(
+    stages.add(
         {"slots": 1}, 1.1, StageDecision.OVER_LIMIT, why="TTFT 2.6 s is over the limit of 2 s"
     )
-    made.add(
+    stages.add(
         {"mtp": 6},
         0.93,
         StageDecision.WORSE,
         predicted=1.05,
         why="worse with 95 % confidence over 2 starts",
     )
-    made.add({"mtp": 5}, 1.11, why="better with 95 % confidence over 3 starts")
-    made.add(
+    stages.add({"mtp": 5}, 1.11, why="better with 95 % confidence over 3 starts")
+    stages.add(
         {"memory_share": 0.97}, 1.01, StageDecision.UNDECIDED, why="time ran out after one start"
     )
-    return made.stages
+    return stages.stages
 
 
 class _Stages:

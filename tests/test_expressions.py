@@ -179,7 +179,10 @@ def unbounded():
 
 
 def slow_ones(expressions):
-    found = {one.pattern: slow_text(one, sorted(collection().methods[one])) for one in expressions}
+    found = {
+        expression.pattern: slow_text(expression, sorted(collection().methods[expression]))
+        for expression in expressions
+    }
     return {pattern: text for pattern, text in found.items() if text is not None}
 
 
@@ -207,8 +210,8 @@ def test_an_expression_that_is_made_while_it_runs_is_like_one_that_is_tried_here
         for patterns in MADE_LIKE.values()
         for pattern in patterns
     ]
-    assert {one.pattern: slow_text(one, ["search"]) for one in examples} == {
-        one.pattern: None for one in examples
+    assert {example.pattern: slow_text(example, ["search"]) for example in examples} == {
+        example.pattern: None for example in examples
     }
 
 

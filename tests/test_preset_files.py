@@ -35,18 +35,20 @@ def refused(text):
 
 
 def test_a_whole_file_becomes_values():
-    found = parse_preset(WHOLE, "mine", "mine.toml")
-    assert (found.name, found.served_as, found.capacity, found.context_tokens) == (
+    preset = parse_preset(WHOLE, "mine", "mine.toml")
+    assert (preset.name, preset.served_as, preset.capacity, preset.context_tokens) == (
         "mine",
         "mine",
         8,
         16384,
     )
-    assert found.options.draft == Draft("mtp", 3)
-    assert found.env == (("NCCL_P2P_DISABLE", "1"),)
-    assert found.container == Container("vllm/vllm-openai:v0.19.1", (Mount("~/models", "/model"),))
-    assert found.needs == (Need("patch", "patch", "a patch", "it is faster"),)
-    assert found.published == (Published(210.0, "output", 4, needs=("patch",)),)
+    assert preset.options.draft == Draft("mtp", 3)
+    assert preset.env == (("NCCL_P2P_DISABLE", "1"),)
+    assert preset.container == Container(
+        "vllm/vllm-openai:v0.19.1", (Mount("~/models", "/model"),)
+    )
+    assert preset.needs == (Need("patch", "patch", "a patch", "it is faster"),)
+    assert preset.published == (Published(210.0, "output", 4, needs=("patch",)),)
 
 
 @pytest.mark.parametrize(
@@ -75,15 +77,15 @@ def test_what_is_unusual_is_taken_where_it_can_be(changed, more, name, value):
 
 
 def test_what_is_not_said_is_unknown_and_a_context_is_enough_for_the_figures():
-    found = parse_preset(PLAIN, "mine", "mine.toml")
-    assert (found.context_tokens, found.engine_version, found.date, found.link) == (
+    preset = parse_preset(PLAIN, "mine", "mine.toml")
+    assert (preset.context_tokens, preset.engine_version, preset.date, preset.link) == (
         None,
         None,
         None,
         None,
     )
-    assert (found.served_as, found.options.given, found.published) == ("qwen3.6-27b", {}, ())
-    assert serve_of(found).context_tokens == 8192
+    assert (preset.served_as, preset.options.given, preset.published) == ("qwen3.6-27b", {}, ())
+    assert serve_of(preset).context_tokens == 8192
     lengths = "input_tokens = 30000\noutput_tokens = 2000\n"
     figure = f'[[published]]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\n{lengths}'
     assert serve_of(parse_preset(PLAIN + figure, "mine", "mine.toml")).context_tokens == 32000
@@ -109,8 +111,8 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
     text = PLAIN.replace("me/Qwen3.6-27B-AWQ", "/models/Mine.Q4_1.gguf").replace(
         "qwen3.6-27b", "mine.q4_1"
     )
-    found = parse_preset(text, "mine", "presets/mine.toml")
-    assert (found.model, found.served_as) == ("mine.q4_1", "mine.q4_1")
+    preset = parse_preset(text, "mine", "presets/mine.toml")
+    assert (preset.model, preset.served_as) == ("mine.q4_1", "mine.q4_1")
     error = refused(text.replace('"mine.q4_1"', '"qwen3.6-28b"'))
     assert error.hint.endswith("for a model that is not in the catalogue, `mine.q4_1`")
 
@@ -229,9 +231,9 @@ def test_a_single_error_of_a_preset_is_one_line_and_a_likely_key_is_named():
     ("more", "line"), [('date = "never ends\n', "line 8"), ("gpus = [1,\n", "end of document")]
 )
 def test_broken_toml_is_named_with_its_line(more, line):
-    said = refused(PLAIN + more).message
-    assert said.startswith("presets/mine.toml: this is not TOML: ")
-    assert line in said
+    message = refused(PLAIN + more).message
+    assert message.startswith("presets/mine.toml: this is not TOML: ")
+    assert line in message
 
 
 def test_ones_own_goes_before_a_shipped_one(tmp_path):

@@ -129,9 +129,9 @@ def errors(_skep, _folder):
         f"gateway {code}: {' '.join(map(str, answer))}" for code, answer in sorted(ERRORS.items())
     )
     yield from sorted(
-        f"exit code {one.exit_code}: {one.__name__}"
-        for one in vars(own).values()
-        if isinstance(one, type)
+        f"exit code {var.exit_code}: {var.__name__}"
+        for var in vars(own).values()
+        if isinstance(var, type)
     )
 
 
@@ -139,7 +139,7 @@ def metrics(_skep, _folder):
     from skep.gateway.request_log import Metrics
 
     yield from sorted(
-        f"{one.name} {one.kind}: {' '.join(one.labels) or '-'}" for one in vars(Metrics()).values()
+        f"{var.name} {var.kind}: {' '.join(var.labels) or '-'}" for var in vars(Metrics()).values()
     )
     yield from written(r'"(?:# TYPE )?(skep_(?:monitor|simulated)\w*)')
 

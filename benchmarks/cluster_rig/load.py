@@ -117,18 +117,18 @@ async def in_turns(
     only. Fewer rounds where the budget would end before them."""
     began = time.monotonic()
     number = 0
-    found: dict[int, dict[str, list[Level]]] = {asked.streams: {} for asked in levels}
+    found: dict[int, dict[str, list[Level]]] = {level.streams: {} for level in levels}
     for name in ways:
         if name != only_alone:
             await loader.level([ways[name]], levels[-1])
     while number < rounds and (
         not number or (time.monotonic() - began) * (number + 1) / number <= budget_s
     ):
-        for asked in levels:
-            names = [name for name in ways if asked.streams == 1 or name != only_alone]
+        for level in levels:
+            names = [name for name in ways if level.streams == 1 or name != only_alone]
             for name in turned(names, number):
-                found[asked.streams].setdefault(name, []).append(
-                    await loader.level([ways[name]], asked)
+                found[level.streams].setdefault(name, []).append(
+                    await loader.level([ways[name]], level)
                 )
         number += 1
     return found

@@ -253,8 +253,10 @@ def key_of(address: str) -> str:
 
     In a process of its own: this one is to have no part of Ray in it.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
-        return other.submit(_told_key, address).result()
+    with ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn")
+    ) as process_pool_executor:
+        return process_pool_executor.submit(_told_key, address).result()
 
 
 def _told_key(address: str) -> str:

@@ -211,9 +211,9 @@ async def swarm(
         journal = SwarmStore(store)
         results = journal.results(run)
         attempts = journal.attempts(run)
-    done = [one for one in results if one.ending is TaskEnding.DONE]
+    done = [result for result in results if result.ending is TaskEnding.DONE]
     lost = Counter(
-        one.error_kind or "unknown" for one in results if one.ending is TaskEnding.FAILED
+        result.error_kind or "unknown" for result in results if result.ending is TaskEnding.FAILED
     )
     lines = output.read_text().splitlines()
     assert len(lines) == len(results), f"{len(lines)} lines for {len(results)} results"
@@ -242,9 +242,11 @@ async def closed_loop(url: str, model: str, tasks: Sequence[Task], *, level: int
         rows = []
         while left:
             task = left.pop()
-            words = [dict(one) for one in task.messages]
-            asked = BenchTask(level, 0, number, "implement", words, task.max_tokens or 64, True)
-            rows.append((await sender.ask(asked))[0])
+            words = [dict(message) for message in task.messages]
+            bench_task = BenchTask(
+                level, 0, number, "implement", words, task.max_tokens or 64, True
+            )
+            rows.append((await sender.ask(bench_task))[0])
         return rows
 
     try:

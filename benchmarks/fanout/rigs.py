@@ -139,9 +139,9 @@ def up(place: Path, *args: object) -> Iterator[dict]:
         **{f"XDG_{name}_HOME": str(place / name.lower()) for name in ("CONFIG", "DATA", "STATE")},
     }
     env.pop("XDG_RUNTIME_DIR", None)
-    told = json.loads(skep(env, place, "up", *args, "--port", 0, "-d", "--json"))
+    document = json.loads(skep(env, place, "up", *args, "--port", 0, "-d", "--json"))
     try:
-        yield told
+        yield document
     finally:
         skep(env, place, "down", "--wait", "0s")
 

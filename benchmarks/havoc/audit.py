@@ -205,12 +205,12 @@ def of_counters(
             lost += value
         elif name in ("skep_slots_busy", "skep_queue_length"):
             gauges[name] += int(value)
-    kept = Counter(row.outcome for row in rows)
-    kept["refused"] += strangers
+    counter = Counter(row.outcome for row in rows)
+    counter["refused"] += strangers
     wrong = [
-        f"{name}: counter {counted[name]}, rows {kept[name]}"
-        for name in counted | kept
-        if counted[name] != kept[name]
+        f"{name}: counter {counted[name]}, rows {counter[name]}"
+        for name in counted | counter
+        if counted[name] != counter[name]
     ]
     wrong += [
         f"{name}: status {ended.get(name)}, counter {counted[name]}"
@@ -227,7 +227,7 @@ def of_counters(
         check(
             "counters agree with rows",
             wrong,
-            ", ".join(f"{name} {count}" for name, count in sorted(kept.items())),
+            ", ".join(f"{name} {count}" for name, count in sorted(counter.items())),
         ),
         check("gauges at zero at the end", left, "skep_slots_busy, skep_queue_length"),
     ], int(retries)

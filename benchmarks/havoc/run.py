@@ -63,7 +63,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return all(one.ok for one in self.checks)
+        return all(check.ok for check in self.checks)
 
 
 async def chaos(effort: Effort, seed: int, folder: Path, say: Callable[[str], None]) -> Report:
@@ -314,7 +314,9 @@ def as_json(report: Report) -> dict[str, Any]:
         "memory_mib",
     )
     plain = {name: getattr(report, name) for name in names}
-    checks = [{"name": one.name, "ok": one.ok, "detail": one.detail} for one in report.checks]
+    checks = [
+        {"name": check.name, "ok": check.ok, "detail": check.detail} for check in report.checks
+    ]
     return {**effort, **plain, "checks": checks, "ok": report.ok}
 
 

@@ -90,15 +90,20 @@ def _is_its_own(ask: Ask, body: bytes) -> bool:
     if ask.echo:
         return body == ask.body
     try:
-        said = json.loads(body)
+        document = json.loads(body)
         if ask.counts:
-            return int(said["input_tokens"]) > 0
+            return int(document["input_tokens"]) > 0
         if ask.anthropic and ask.expected is not None:
-            text = "".join(block["text"] for block in said["content"] if block["type"] == "text")
-            return said["type"] == "message" and text == ask.expected and not ask.streamed
+            text = "".join(
+                block["text"] for block in document["content"] if block["type"] == "text"
+            )
+            return document["type"] == "message" and text == ask.expected and not ask.streamed
         if ask.expected is None:
-            return bool(said["type"] == "message" and said["stop_reason"]) and not ask.streamed
-        return text_of(said["choices"][0], "message") == ask.expected and not ask.streamed
+            return (
+                bool(document["type"] == "message" and document["stop_reason"])
+                and not ask.streamed
+            )
+        return text_of(document["choices"][0], "message") == ask.expected and not ask.streamed
     except (ValueError, LookupError, TypeError):
         return False
 
@@ -107,12 +112,16 @@ def _of_error(ask: Ask, head: Head, body: bytes) -> Verdict:
     if any(word in body[:300] for word in FAULT_WORDS):
         return Verdict(End.HANDED_ON, str(head.status))
     try:
-        said = json.loads(body)
-        code = said["error"]["code"]
+        document = json.loads(body)
+        code = document["error"]["code"]
     except (ValueError, LookupError, TypeError):
         return Verdict(End.WRONG, f"{head.status} with {body[:200]!r}")
     wrong = f"{head.status} {body[:300]!r}"
-    if code not in CODES or not _speaks(ask, said, CODES[code]) or head.status != CODES[code][0]:
+    if (
+        code not in CODES
+        or not _speaks(ask, document, CODES[code])
+        or head.status != CODES[code][0]
+    ):
         return Verdict(End.WRONG, wrong)
     if code == "invalid_api_key" and ask.key != "cub":
         return Verdict(End.WRONG, wrong)

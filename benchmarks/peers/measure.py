@@ -382,15 +382,15 @@ def bytes_changed(running: Running, backend: Backend, stream: dict[str, Any]) ->
 
 def difference(sent: bytes, got: bytes) -> str:
     try:
-        one = json.loads(sent)
+        document = json.loads(sent)
         other = json.loads(got)
     except ValueError:
         return f"not JSON any more: {got[:60]!r}"
-    if one == other:
+    if document == other:
         return "written anew, same values"
-    lost = sorted(one.keys() - other.keys())
-    new = sorted(other.keys() - one.keys())
-    changed = sorted(key for key in one.keys() & other.keys() if one[key] != other[key])
+    lost = sorted(document.keys() - other.keys())
+    new = sorted(other.keys() - document.keys())
+    changed = sorted(key for key in document.keys() & other.keys() if document[key] != other[key])
     parts = [
         f"{word} {', '.join(keys)}"
         for word, keys in (("lost", lost), ("new", new), ("changed", changed))

@@ -114,7 +114,7 @@ class Arena:
         not_better: set[tuple[KnobConfig, KnobConfig]] = set()
         worst = 0.0
         for stage in stages[1:]:
-            place = stage.config.turned({one.knob: one.before for one in stage.changes})
+            place = stage.config.turned({change.knob: change.before for change in stage.changes})
             before = self.truth.value(place)
             after = self.truth.value(stage.config)
             if before is None or (after is None and stage.decision is not StageDecision.ACCEPTED):

@@ -134,10 +134,10 @@ class PlannedRig:
         if spare < 0:
             return Planned(0.0, 0.0, 0.0, 0.0, spare, inside=inside)
         load = load_of(self.rig.aim, concurrency)
-        seen: SpeedModel = prospect(
+        speed_model: SpeedModel = prospect(
             setup, self.hardware, published_constants(), context=_need(self.rig.aim)
         )
-        outcome = seen.outcome(load)
+        outcome = speed_model.outcome(load)
         return Planned(
             outcome.effective_tok_s,
             outcome.task_tok_s,

@@ -113,6 +113,8 @@ def documentation() -> dict[str, Path]:
     """Return the pages of the documentation by name: installed beside the code, or in the checkout
     it runs from.
     """
-    own = Path(__file__).parent
-    folder = next((one for one in (own / "docs", own.parents[1] / "docs") if one.is_dir()), own)
+    parent = Path(__file__).parent
+    folder = next(
+        (one for one in (parent / "docs", parent.parents[1] / "docs") if one.is_dir()), parent
+    )
     return {page.stem: page for page in sorted(folder.glob("*.md")) if page.stem != "README"}

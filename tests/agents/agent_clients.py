@@ -213,8 +213,8 @@ class ScriptedBox(Box):
     def _hold(self) -> None:
         body = {"model": "fake-model", "messages": [{"role": "user", "content": "HOLD"}]}
         headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-        asked = Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), headers)
-        with urlopen(asked, timeout=60) as answer:
+        request = Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        with urlopen(request, timeout=60) as answer:
             answer.read()
 
     def close(self) -> None:
@@ -237,8 +237,8 @@ class EmbeddedBox(Box):
 
     def outcomes(self) -> set[str]:
         """Return how the requests that have reached the engine have ended."""
-        asked = Request(f"{self.url}/metrics", headers={"authorization": f"Bearer {KEY}"})
-        with urlopen(asked, timeout=10) as answer:
+        request = Request(f"{self.url}/metrics", headers={"authorization": f"Bearer {KEY}"})
+        with urlopen(request, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return {line.partition(OUTCOME)[2].partition('"')[0] for line in lines if OUTCOME in line}
 

@@ -30,7 +30,7 @@ def row(level, repeat, index, seconds, ttft_s=0.1, **fields):
 def side(runs=STEADY, level=4, *, failing=(), limited=(), **fields):
     """One request a run, of so many seconds."""
     rows = [row(level, repeat, 0, seconds, **fields) for repeat, seconds in enumerate(runs)]
-    rows = [replace(one, error_kind="http_500") if one.repeat in failing else one for one in rows]
+    rows = [replace(row, error_kind="http_500") if row.repeat in failing else row for row in rows]
     samples = [
         ClientSample(level, repeat, 1.0, 1.0, 0.1, repeat in limited)
         for repeat in range(len(rows))
@@ -113,7 +113,7 @@ def test_runs_of_b_that_failed_altogether_are_not_forgotten(failing):
     rows = side(level=1).rows
     rows = [
         *rows,
-        *(replace(one, index=1, ended_s=one.started_s, error_kind="http_429") for one in rows),
+        *(replace(row, index=1, ended_s=row.started_s, error_kind="http_429") for row in rows),
     ]
     found = compare(side(level=1), ComparedRun(summarise("r", rows), rows))
     assert {one.judgement for one in found} != {Judgement.SAME}
@@ -142,15 +142,15 @@ def in_turns(engines, path, **fields):
     with open_store(path) as store:
         result = asyncio.run(run(store))
         runs = [store.run(summary.run_id) for summary in (result.a.summary, result.b.summary)]
-        rows = [store.requests(one.id) for one in runs]
+        rows = [store.requests(run.id) for run in runs]
     return result, order, runs, rows
 
 
 @pytest.mark.slow
 def test_two_engines_are_asked_the_same_in_turns_behind_first_lines_of_their_own(tmp_path):
-    with FakeEngine(slots=2) as one, FakeEngine(slots=2, token_ms=4) as two:
-        found, order, runs, (a, b) = in_turns((one, two), tmp_path / "s.sqlite3", runs=3)
-        assert one.state()["requests"] == two.state()["requests"]
+    with FakeEngine(slots=2) as fake_engine, FakeEngine(slots=2, token_ms=4) as two:
+        found, order, runs, (a, b) = in_turns((fake_engine, two), tmp_path / "s.sqlite3", runs=3)
+        assert fake_engine.state()["requests"] == two.state()["requests"]
     assert order[:4] == [("A", 1, 0), ("B", 1, 0), ("B", 2, 0), ("A", 2, 0)]
     assert [name for name, _, _ in order].count("A") == 6
     assert all({order[n][0], order[n + 1][0]} == {"A", "B"} for n in range(0, 12, 2))
@@ -166,25 +166,29 @@ def test_two_engines_are_asked_the_same_in_turns_behind_first_lines_of_their_own
         for left, right in zip(*asked, strict=True)
     )
     assert len(set(asked[0])) == len(asked[0])
-    assert {one.concurrency for one in found.comparisons} == {1, 2}
-    speeds = [one for one in found.comparisons if one.metric == "TPOT p50"]
-    assert Judgement.BETTER not in {one.judgement for one in speeds}
+    assert {comparison.concurrency for comparison in found.comparisons} == {1, 2}
+    speeds = [comparison for comparison in found.comparisons if comparison.metric == "TPOT p50"]
+    assert Judgement.BETTER not in {speed.judgement for speed in speeds}
 
 
 @pytest.mark.slow
 def test_every_pair_has_one_run_of_each_and_three_pairs_are_the_fewest(tmp_path):
-    with FakeEngine(slots=2) as one:
+    with FakeEngine(slots=2) as fake_engine:
         _, order, _, _ = in_turns(
-            (one, one), tmp_path / "s.sqlite3", concurrency=(1,), budget_s=0.001, most_runs=8
+            (fake_engine, fake_engine),
+            tmp_path / "s.sqlite3",
+            concurrency=(1,),
+            budget_s=0.001,
+            most_runs=8,
         )
     assert len(order) == 6
     assert [repeat for _, _, repeat in order] == [0, 0, 1, 1, 2, 2]
 
 
 def test_one_that_does_not_answer_ends_both_and_both_say_so(tmp_path):
-    with FakeEngine(slots=2) as one, FakeEngine(slots=2) as two:
+    with FakeEngine(slots=2) as fake_engine, FakeEngine(slots=2) as two:
         two.fault(kind="500", times=None)
         with pytest.raises(Exception, match="answered no warm-up request"):
-            in_turns((one, two), tmp_path / "s.sqlite3", runs=2)
+            in_turns((fake_engine, two), tmp_path / "s.sqlite3", runs=2)
     with open_store(tmp_path / "s.sqlite3") as store:
         assert [run.state for run in store.runs()] == [RunState.FAILED] * 2

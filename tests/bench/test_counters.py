@@ -110,11 +110,11 @@ def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of
     """The gateway's `/metrics` are its own, so `engine_tok_s` was null for every vLLM behind
     it.
     """
-    with FakeEngine() as one, FakeEngine() as two, FakeEngine(model="other") as other:
+    with FakeEngine() as fake_engine, FakeEngine() as two, FakeEngine(model="other") as other:
         rows = [
             {"name": name, "url": engine.url, "slots": 1, "model": model, "confirms": "metrics"}
             for name, engine, model in (
-                ("a", one, "fake-model"),
+                ("a", fake_engine, "fake-model"),
                 ('b"x', two, "fake-model"),
                 ("c", other, "other"),
             )
@@ -124,7 +124,9 @@ def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of
             for model in ("fake-model", "fake-model", "other"):
                 ask(gateway, model)
             found = read(gateway.url)
-            direct = [read(engine.url)["vllm:generation_tokens_total"] for engine in (one, two)]
+            direct = [
+                read(engine.url)["vllm:generation_tokens_total"] for engine in (fake_engine, two)
+            ]
             assert sum(direct) == found["vllm:generation_tokens_total"] == 10.0
             assert found["skep_build_info"] == 1.0
             assert read(gateway.url, "other")["vllm:generation_tokens_total"] == 5.0

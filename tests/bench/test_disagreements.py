@@ -90,7 +90,8 @@ def test_quicker_tokens_at_the_client_that_came_together_say_so():
 
 def test_usage_and_the_engines_count_may_differ_by_the_end_token():
     by_one, by_many = (
-        {one.clock for one in disagreements([row(tokens=count)])} for count in (12, 30)
+        {disagreement.clock for disagreement in disagreements([row(tokens=count)])}
+        for count in (12, 30)
     )
     assert (Clock.TOKENS in by_one, Clock.TOKENS in by_many) == (False, True)
 

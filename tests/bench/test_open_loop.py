@@ -298,7 +298,7 @@ async def test_what_is_drawn_before_the_first_request_is_not_counted(engine, sto
             endpoint, writing, timeout_s=30.0, keep_text=False, most_connections=64, meter=meter
         )
         rows, _ = await driver.run_tasks(
-            3, 0, [replace(one, level=3) for one in tasks(4)], 3, lambda _: None
+            3, 0, [replace(task, level=3) for task in tasks(4)], 3, lambda _: None
         )
         await driver.close()
     assert meter.seen == (RARELY, "3 idle>")

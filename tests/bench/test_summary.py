@@ -56,11 +56,11 @@ def test_one_answer_that_ran_into_the_limit_does_not_make_the_only_speedup():
     swarm = [row(10, 0, index, 0.0, 29.0 + index / 9, 100) for index in range(9)] + [
         row(10, 0, 9, 0.0, 33.76, 100)
     ]
-    found = summarise("r", [*serial, *swarm]).speedups
-    assert found.by_wall == pytest.approx(5.53, abs=0.01)
-    assert (found.truncated_serial, found.truncated_swarm) == (1, 0)
-    assert (found.tokens_serial, found.tokens_swarm) == (1900, 1000)
-    assert found.by_tokens == pytest.approx((1000 / 33.76) / (1900 / 186.87), rel=0.01)
+    speedups = summarise("r", [*serial, *swarm]).speedups
+    assert speedups.by_wall == pytest.approx(5.53, abs=0.01)
+    assert (speedups.truncated_serial, speedups.truncated_swarm) == (1, 0)
+    assert (speedups.tokens_serial, speedups.tokens_swarm) == (1900, 1000)
+    assert speedups.by_tokens == pytest.approx((1000 / 33.76) / (1900 / 186.87), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,10 @@ def test_one_answer_that_ran_into_the_limit_does_not_make_the_only_speedup():
     ],
 )
 def test_speedups_are_not_claimed_of_other_work_or_of_failures(rows, by_wall):
-    found = summarise("r", rows).speedups
-    assert (found and (found.by_wall, found.tasks)) == (by_wall and (pytest.approx(by_wall), 1))
+    speedups = summarise("r", rows).speedups
+    assert (speedups and (speedups.by_wall, speedups.tasks)) == (
+        by_wall and (pytest.approx(by_wall), 1)
+    )
 
 
 def test_a_speedup_is_the_ratio_of_the_two_times_it_is_told_with():
@@ -119,14 +121,19 @@ def test_a_speedup_is_of_the_runs_that_both_levels_have():
         for index in (0, 1)
     ]
     summary = summarise("r", rows, [sample(2, 1, limited=True)])
-    found = summary.speedups
-    assert (found.serial_wall_s, found.swarm_wall_s, found.by_wall, found.by_tokens) == (
+    speedups = summary.speedups
+    assert (
+        speedups.serial_wall_s,
+        speedups.swarm_wall_s,
+        speedups.by_wall,
+        speedups.by_tokens,
+    ) == (
         8.0,
         4.0,
         2.0,
         2.0,
     )
-    assert (found.tasks, found.tokens_serial, found.tokens_swarm) == (2, 20, 20)
+    assert (speedups.tasks, speedups.tokens_serial, speedups.tokens_swarm) == (2, 20, 20)
     (line,) = [line for line in remarks(summary) if "at once" in line]
     assert line.startswith("one at a time 8.0 s, 2 at once 4.0 s: 2.00x by wall time")
 
@@ -136,24 +143,29 @@ def test_a_serial_side_of_some_tasks_is_scaled_to_all_with_an_interval():
     well.
     """
     seconds = (9.0, 10.0, 11.0, 10.0)
-    serial = serially([(each, 100, "stop") for each in seconds], prompt_tokens=50)
+    serial = serially([(second, 100, "stop") for second in seconds], prompt_tokens=50)
     swarm = [row(16, 0, index, 500.0, 520.0, 100, prompt_tokens=50) for index in range(16)]
     assert summarise("r", [*serial, *swarm]).speedups is None
     fact = LevelFact(1, 0, "serial_sample", {"of": 16})
     summary = summarise("r", [*serial, *swarm], facts=[fact])
-    found = summary.speedups
-    assert (found.sampled, found.tasks, found.serial_wall_s, found.by_wall) == (4, 16, 160.0, 8.0)
-    assert (found.tokens_serial, found.tokens_swarm, found.by_tokens) == (
+    speedups = summary.speedups
+    assert (speedups.sampled, speedups.tasks, speedups.serial_wall_s, speedups.by_wall) == (
+        4,
+        16,
+        160.0,
+        8.0,
+    )
+    assert (speedups.tokens_serial, speedups.tokens_swarm, speedups.by_tokens) == (
         400,
         1600,
         pytest.approx(8.0),
     )
-    low = found.serial_wall_interval.low
-    high = found.serial_wall_interval.high
+    low = speedups.serial_wall_interval.low
+    high = speedups.serial_wall_interval.high
     assert (160 - low, high - 160) == (pytest.approx(18.0, abs=0.1), pytest.approx(18.0, abs=0.1))
-    assert found.by_wall_interval.high == pytest.approx(high / 20)
-    assert found.combined_serial_tok_s == pytest.approx(4 * 150 / 40)
-    assert found.combined_swarm_tok_s == pytest.approx(16 * 150 / 20)
+    assert speedups.by_wall_interval.high == pytest.approx(high / 20)
+    assert speedups.combined_serial_tok_s == pytest.approx(4 * 150 / 40)
+    assert speedups.combined_swarm_tok_s == pytest.approx(16 * 150 / 20)
     told = [line for line in remarks(summary) if "one at a time" in line]
     assert (
         "2 min 40 s (2 min 21 s to 2 min 58 s, scaled from 4 of 16 tasks), 16 at once 20.0 "
@@ -240,7 +252,7 @@ def test_a_burst_of_three_runs_has_a_cliff_and_one_of_two_runs_has_none():
         summarise("r", batches({1: 10, 2: 10, 4: 3}, tasks_each=1, runs=runs), burst=True)
         for runs in (2, 3)
     ]
-    assert [found.turning.cliff for found in bursts] == [None, 2]
+    assert [burst.turning.cliff for burst in bursts] == [None, 2]
 
 
 def test_two_runs_are_told_as_two_values_and_no_knee_is_made_of_them(capsys):
@@ -357,9 +369,9 @@ def test_agents_that_think_are_compared_by_one_figure_at_every_level():
     """Eight agents bring eight times what one does; that one of them has a plateau must not halve
     it.
     """
-    one = figure_of(talking(1), 1)
+    figure = figure_of(talking(1), 1)
     eight = figure_of(talking(8), 8)
-    assert eight / one == pytest.approx(8.0, rel=0.25)
+    assert eight / figure == pytest.approx(8.0, rel=0.25)
     levels = summarise("r", [*talking(1), *talking(8)]).levels
     assert repeat_figure(levels[1])[0] / repeat_figure(levels[0])[0] == pytest.approx(
         8.0, rel=0.25
@@ -496,6 +508,6 @@ def test_levels_stand_beside_each_other():
     )
     assert [level.concurrency for level in summary.levels] == [1, 2, 8]
     assert [level.contention_pct for level in summary.levels] == [0.0, 0.0, 50.0]
-    found = summary.speedups
-    assert (found.serial_wall_s, found.swarm_wall_s, found.by_wall) == (8.0, 2.0, 4.0)
+    speedups = summary.speedups
+    assert (speedups.serial_wall_s, speedups.swarm_wall_s, speedups.by_wall) == (8.0, 2.0, 4.0)
     assert summarise("r", [known(4)]).speedups is None

@@ -76,8 +76,8 @@ def test_a_sweep_measures_what_the_engine_does(paced, store):
     assert one.tpot_ms.p50 >= 8  # a first token that is late on a busy machine shortens it
     assert 1000 / one.tpot_ms.p50 == pytest.approx(one.engine_tok_s, rel=0.2)
     assert one.task_tok_s == pytest.approx(1000 / one.tpot_ms.p50 * 8 / 7, rel=0.1)
-    if (found := summary.speedups) is not None:
-        assert found.by_wall == pytest.approx(found.serial_wall_s / found.swarm_wall_s)
+    if (speedups := summary.speedups) is not None:
+        assert speedups.by_wall == pytest.approx(speedups.serial_wall_s / speedups.swarm_wall_s)
 
 
 @pytest.mark.parametrize(

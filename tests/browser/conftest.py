@@ -60,9 +60,9 @@ def visit(chromium):
 
     def open_one(url, *, viewport=DESK, **options):
         context = chromium.new_context(viewport=viewport, **options)
-        one = Visit(context.new_page(), url)
-        made.append((context, one))
-        return one
+        visit = Visit(context.new_page(), url)
+        made.append((context, visit))
+        return visit
 
     yield open_one
     faults = [fault for _, one in made for fault in one.faults]

@@ -122,10 +122,10 @@ def test_a_checkpoint_that_no_author_named_is_marked(presets):
 
 def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
     found = presets["qwen3.6-27b-2x3090-replicas"]
-    here = RunEnvironment(
+    run_environment = RunEnvironment(
         engine_version="0.20.0", driver_version="580.159.03", checkpoint=found.checkpoint
     )
-    missing = missing_needs(found, here)
+    missing = missing_needs(found, run_environment)
     assert [need.id for need in missing] == ["image", "genesis", "tolist", "packages"]
     assert figures_lost(found, missing) == list(found.published)
     said = lost_words(found, missing)

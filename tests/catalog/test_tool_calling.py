@@ -95,9 +95,9 @@ READ = [
 
 @pytest.mark.parametrize(("engine", "checkpoint", "tool", "reasoning"), READ)
 def test_a_checkpoint_has_its_own_parsers(engine, checkpoint, tool, reasoning):
-    known = find_tool_calling(engine, "served", checkpoint)
-    assert (known.tool_parser, known.reasoning_parser) == (tool, reasoning)
-    assert known.why_not is None
+    tool_calling = find_tool_calling(engine, "served", checkpoint)
+    assert (tool_calling.tool_parser, tool_calling.reasoning_parser) == (tool, reasoning)
+    assert tool_calling.why_not is None
 
 
 def test_a_folder_of_any_name_goes_by_the_name_that_it_is_served_under():
@@ -121,26 +121,27 @@ WITHOUT = [
 
 @pytest.mark.parametrize(("engine", "checkpoint", "why"), WITHOUT)
 def test_a_model_whose_calls_nobody_reads_says_why(engine, checkpoint, why):
-    known = find_tool_calling(engine, "served", checkpoint)
-    assert (known.tool_parser, known.why_not) == (None, why)
+    tool_calling = find_tool_calling(engine, "served", checkpoint)
+    assert (tool_calling.tool_parser, tool_calling.why_not) == (None, why)
 
 
 def test_a_parser_that_a_version_does_not_have_is_not_given_to_it():
-    known = find_tool_calling("vllm", "qwen3.6-27b")
-    assert usable(known, "vllm", version="vllm 0.16.0") == usable(
-        known, "vllm", version="vllm 0.9.2.post1"
+    tool_calling = find_tool_calling("vllm", "qwen3.6-27b")
+    assert usable(tool_calling, "vllm", version="vllm 0.16.0") == usable(
+        tool_calling, "vllm", version="vllm 0.9.2.post1"
     )
-    old = usable(known, "vllm", version="vllm 0.16.0")
+    old = usable(tool_calling, "vllm", version="vllm 0.16.0")
     assert (old.tool_parser, old.reasoning_parser) == (None, None)
     assert old.why_not == "vllm has its parser since 0.17.0"
     for version in ("vllm 0.17.0", "vllm 0.28.0rc1", "vllm 0.1.dev4+g1a2b", None):
-        assert usable(known, "vllm", version=version) == known
+        assert usable(tool_calling, "vllm", version=version) == tool_calling
 
 
 def test_an_old_version_is_not_said_to_lack_a_parser_that_no_version_has():
-    known = find_tool_calling("vllm", "served", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")
+    tool_calling = find_tool_calling("vllm", "served", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")
     assert (
-        usable(known, "vllm", version="vllm 0.6.6").why_not == "its chat template knows no tools"
+        usable(tool_calling, "vllm", version="vllm 0.6.6").why_not
+        == "its chat template knows no tools"
     )
 
 
@@ -168,19 +169,19 @@ def test_the_template_of_a_checkpoint_wins_over_that_of_its_model(engine, model,
 
 
 def test_a_template_without_tools_is_no_news_of_a_model_that_needs_another_one():
-    known = find_tool_calling("vllm", "gemma-3-27b")
-    assert with_template(known, "vllm", takes_tools=False) == known
+    tool_calling = find_tool_calling("vllm", "gemma-3-27b")
+    assert with_template(tool_calling, "vllm", takes_tools=False) == tool_calling
 
 
 def test_a_parser_whose_template_is_missing_is_not_set():
     """Without the template the model never hears of the tools, and a path that does not exist ends
     the engine.
     """
-    known = find_tool_calling("vllm", "gemma-3-27b")
-    bare = usable(known, "vllm")
+    tool_calling = find_tool_calling("vllm", "gemma-3-27b")
+    bare = usable(tool_calling, "vllm")
     assert bare.tool_parser is None
     assert "tool_chat_template_gemma3_pythonic.jinja" in bare.why_not
-    assert usable(known, "vllm", has_template=True).tool_parser == "pythonic"
+    assert usable(tool_calling, "vllm", has_template=True).tool_parser == "pythonic"
 
 
 NAMES = [

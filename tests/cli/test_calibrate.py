@@ -77,8 +77,8 @@ def test_a_calibration_is_told_kept_found_and_forgotten(store):
     )
     assert 0.1 <= document["tuning"]["decode"] <= 10
     assert document["tuning"]["batch"] > 3  # the planner expects next to nothing of three more
-    kept = call("calibrations", "list", "--json", check=0).json
-    assert [row["id"] for row in kept] == [document["id"]]
+    json = call("calibrations", "list", "--json", check=0).json
+    assert [row["id"] for row in json] == [document["id"]]
     assert (
         "qwen3-8b awq, TP=1 on rtx-3090, vllm: steps take"
         in call("calibrations", "show", check=0).out
@@ -96,9 +96,9 @@ def test_a_calibration_is_told_kept_found_and_forgotten(store):
     assert {(run.id, run.kind) for run in store.runs()} == {
         (run, "calibrate") for run in document["runs"]
     }
-    found = find_calibration(store, read_host(), "qwen3-8b", "vllm", "awq")
-    assert found.calibrated
-    assert found.tuning.decode == pytest.approx(document["tuning"]["decode"])
+    calibration = find_calibration(store, read_host(), "qwen3-8b", "vllm", "awq")
+    assert calibration.calibrated
+    assert calibration.tuning.decode == pytest.approx(document["tuning"]["decode"])
 
     assert document["id"] in call("calibrations", "forget", document["id"][:12], check=0).err
     assert "there are no calibrations yet" in refused("calibrations", "show")
@@ -254,11 +254,13 @@ def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store)
     record = calibration_from_sweep(*asked, host)
     assert record is not None
     store.append_calibration(record)
-    here = find_calibration(store, host, "qwen3-8b", "vllm", "awq")
-    assert here is not None
-    assert here.tuning.rests_on == "measured"
-    assert here.note.startswith("measured on this machine a moment ago (vllm 0.24.0, TP=2 on ")
-    assert "prompts" not in here.note  # too short to tell
+    calibration = find_calibration(store, host, "qwen3-8b", "vllm", "awq")
+    assert calibration is not None
+    assert calibration.tuning.rests_on == "measured"
+    assert calibration.note.startswith(
+        "measured on this machine a moment ago (vllm 0.24.0, TP=2 on "
+    )
+    assert "prompts" not in calibration.note  # too short to tell
     keep(store, "c-1", where=host_key(host))
     assert find_calibration(store, host, "qwen3-8b", "vllm", "awq").tuning.rests_on == "calibrated"
     assert (
@@ -362,8 +364,8 @@ def keep(
 
 def test_the_nearest_wins_then_the_newest(store):
     def match(model="qwen3-8b", engine="vllm", quant="awq"):
-        found = find_calibration(store, HOST, model, engine, quant, now=2000.0)
-        return found and found.tuning.decode
+        calibration = find_calibration(store, HOST, model, engine, quant, now=2000.0)
+        return calibration and calibration.tuning.decode
 
     assert match() is None
     keep(store, "of-14b", model="qwen3-14b", at=900.0, decode=1.1)

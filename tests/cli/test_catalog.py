@@ -86,16 +86,16 @@ def few(tmp_path):
 
 
 def test_a_validation_has_every_row_either_predicted_or_named_and_says_how_far_off(few):
-    told = call("validate", few, "--json", check=0).json
-    assert told["rows"] == told["predicted"] + len(told["unpredicted"]) == 46
-    assert told["predicted"] == len(told["points"])
-    assert 0 < told["median_ape"] < told["p90_ape"]
-    assert set(told["groups"]) == {"C=1", "C>1"}
-    assert sum(source["rows"] for source in told["sources"].values()) == told["predicted"]
-    for point in told["points"]:
+    json = call("validate", few, "--json", check=0).json
+    assert json["rows"] == json["predicted"] + len(json["unpredicted"]) == 46
+    assert json["predicted"] == len(json["points"])
+    assert 0 < json["median_ape"] < json["p90_ape"]
+    assert set(json["groups"]) == {"C=1", "C>1"}
+    assert sum(source["rows"] for source in json["sources"].values()) == json["predicted"]
+    for point in json["points"]:
         assert point["low"] < point["predicted"] < point["high"]
         assert point["published"] > 0
-    assert all(set(entry) == {"row", "why"} for entry in told["unpredicted"])
+    assert all(set(entry) == {"row", "why"} for entry in json["unpredicted"])
     done = call("validate", few, check=0)
     assert "rows predicted" in done.err
     assert "not predicted, quant" in done.err
@@ -119,5 +119,5 @@ def test_a_file_that_is_no_such_table_is_one_line_and_one_without_rows_an_empty_
     assert words in refused("validate", path)
     assert "cannot be read" in refused("validate", tmp_path / "none.csv")
     path.write_text("gpu,model,quant,concurrency,tok_s\n")
-    told = call("validate", path, "--json", check=0).json
-    assert (told["rows"], told["predicted"], told["median_ape"]) == (0, 0, None)
+    json = call("validate", path, "--json", check=0).json
+    assert (json["rows"], json["predicted"], json["median_ape"]) == (0, 0, None)

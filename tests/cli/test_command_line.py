@@ -196,9 +196,9 @@ def test_doctor_has_a_verdict_for_every_check_and_a_hint_for_every_trouble(paths
     done = call("doctor", "--json")
     findings = done.json["findings"]
     wanted = {"python", "cpu", "memory", "gpu", "open files", "embedded engine", "disk"}
-    assert wanted <= {found["check"] for found in findings}
-    assert all(found["hint"] for found in findings if found["verdict"] != "ok")
-    assert done.code == (1 if any(found["verdict"] == "problem" for found in findings) else 0)
+    assert wanted <= {finding["check"] for finding in findings}
+    assert all(finding["hint"] for finding in findings if finding["verdict"] != "ok")
+    assert done.code == (1 if any(finding["verdict"] == "problem" for finding in findings) else 0)
     assert "python" in call("doctor").out
 
 

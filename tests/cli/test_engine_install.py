@@ -40,12 +40,12 @@ def test_an_interrupted_installation_says_that_nothing_is_installed(installing, 
 
 
 def test_a_dry_run_says_what_would_be_installed_and_that_it_takes_long(programs):
-    shown = call("engine", "install", "llama-server", "--dry-run", check=0).out
-    assert f"goes into {engine_folder('llamacpp')} with pip: takes up to 3 GiB" in shown
-    assert "compiled on this machine, which takes minutes" in shown
+    out = call("engine", "install", "llama-server", "--dry-run", check=0).out
+    assert f"goes into {engine_folder('llamacpp')} with pip: takes up to 3 GiB" in out
+    assert "compiled on this machine, which takes minutes" in out
     assert not engine_folder("llamacpp").exists()
 
 
 def test_an_older_release_is_taken_where_the_driver_is_too_old_for_the_newest(two_3090s):
-    shown = call("engine", "install", "vllm", "--version", "0.19.0", "--dry-run", check=0).out
-    assert shown.startswith("vllm==0.19.0 goes into ")
+    out = call("engine", "install", "vllm", "--version", "0.19.0", "--dry-run", check=0).out
+    assert out.startswith("vllm==0.19.0 goes into ")

@@ -29,23 +29,23 @@ def front(skep):
 
 
 def test_two_servers_are_one_endpoint(skep, front):
-    with FakeEngine(slots=2) as one, FakeEngine(slots=3) as other:
+    with FakeEngine(slots=2) as fake_engine, FakeEngine(slots=3) as other:
         # Which say how many slots they have.
-        ready = front("--upstream", f"{one.url}/v1", "--upstream", other.url)
+        ready = front("--upstream", f"{fake_engine.url}/v1", "--upstream", other.url)
         assert ready["models"] == ["fake-model"]
         assert {row["state"] for row in ready["replicas"]} == {"ready"}
         with contextlib.ExitStack() as streams:
             for _ in range(5):
                 streams.enter_context(streaming(ready["url"], max_tokens=5000))
-            one.wait_for(running=2)
+            fake_engine.wait_for(running=2)
             other.wait_for(running=3)
         rows = rows_of(skep)
-        assert rows[f"127.0.0.1-{one.port}"]["kind"] == "upstream"
-        assert rows[f"127.0.0.1-{one.port}"]["pid"] is None
+        assert rows[f"127.0.0.1-{fake_engine.port}"]["kind"] == "upstream"
+        assert rows[f"127.0.0.1-{fake_engine.port}"]["pid"] is None
         assert rows["gateway"]["slots"] == 5
         skep("down", check=0)
-        assert one.state()["running"] == 0
-        assert ask(one.url)[0] == 200  # not ours: it goes on
+        assert fake_engine.state()["running"] == 0
+        assert ask(fake_engine.url)[0] == 200  # not ours: it goes on
 
 
 def test_a_server_that_is_not_there_yet_is_no_reason_to_wait(skep, front):
@@ -74,9 +74,9 @@ def test_who_does_not_answer_is_told_to_a_person(skep):
 
 
 def test_upstreams_of_the_file_are_fronted_and_reloaded(skep, front, tmp_path):
-    with FakeEngine(slots=2, token_ms=20) as one, FakeEngine(slots=2) as other:
+    with FakeEngine(slots=2, token_ms=20) as fake_engine, FakeEngine(slots=2) as other:
         table = '[[upstream]]\nname = "{}"\nurl = "{}"\nslots = 2\n'
-        (tmp_path / "skep.toml").write_text(table.format("one", one.url))
+        (tmp_path / "skep.toml").write_text(table.format("one", fake_engine.url))
         ready = front()
         with streaming(ready["url"], max_tokens=100) as sock:
             received = sock.recv(1000)
@@ -184,10 +184,10 @@ def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front,
 
 
 def test_a_gateway_before_another_takes_the_slots_of_its_model_only(front, skep, tmp_path):
-    with FakeEngine(slots=2, model="a") as one, FakeEngine(slots=8, model="b") as other:
-        inner = front("--upstream", one.url, "--upstream", other.url)
+    with FakeEngine(slots=2, model="a") as fake_engine, FakeEngine(slots=8, model="b") as other:
+        inner = front("--upstream", fake_engine.url, "--upstream", other.url)
         env = {"XDG_STATE_HOME": str(tmp_path / "s"), "XDG_RUNTIME_DIR": str(tmp_path)}
-        said = skep(
+        stderr = skep(
             "gateway",
             "-d",
             "--port",
@@ -199,5 +199,5 @@ def test_a_gateway_before_another_takes_the_slots_of_its_model_only(front, skep,
             check=0,
             **env,
         ).stderr
-        assert ": 2 slots, by /metrics" in said
+        assert ": 2 slots, by /metrics" in stderr
         skep("down", check=0, **env)

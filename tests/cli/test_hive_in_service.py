@@ -166,9 +166,9 @@ def test_a_second_up_says_that_one_is_running_and_nobody_who_is_not_there_is_nam
     assert "skep down" in done.stderr
     ask(url)
     for command in ("drain", "undrain", "restart"):
-        said = skep(command, "nobody", check=1).stderr
-        assert "error: there is no replica `nobody`" in said
-        assert "fake-model-0" in said
+        stderr = skep(command, "nobody", check=1).stderr
+        assert "error: there is no replica `nobody`" in stderr
+        assert "fake-model-0" in stderr
     gateway = eventually(
         lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen
     )
@@ -360,8 +360,8 @@ def test_replicas_come_and_go_while_a_stream_goes_on(skep, url):
         assert "1 -> 3 replicas, until the next `skep replica reload` or `skep up`" in done.stderr
         during = replicas(skep)
         assert (len(during), during["fake-model-0"]) == (3, before["fake-model-0"])
-        told = json.loads(skep("scale", "fake-model=1", "--wait", "--json", check=0).stdout)
-        assert (told["before"], told["removed"]) == (3, ["fake-model-1", "fake-model-2"])
+        document = json.loads(skep("scale", "fake-model=1", "--wait", "--json", check=0).stdout)
+        assert (document["before"], document["removed"]) == (3, ["fake-model-1", "fake-model-2"])
         received = rest_of(sock, received)
     assert b"[DONE]" in received
     assert replicas(skep) == before

@@ -82,9 +82,9 @@ def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
         "--slower",
         "5%",
     )
-    told = monitor(*add, check=0).err
+    err = monitor(*add, check=0).err
     for words in ("fake-model", "every 30 min (short 64, c4)", "starts probing"):
-        assert words in told
+        assert words in err
     (row,) = monitor("list", "--json").json
     assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == (
         "replica",
@@ -105,10 +105,10 @@ def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
     assert "there are no targets" in monitor("list").err
     assert [row["name"] for row in monitor("list", "--all", "--json").json] == ["box"]
     with hold_monitor_lock(paths):
-        told = monitor(
+        err = monitor(
             "add", "box", "--url", engine.url, "--every", "30m", check=0
         ).err  # it comes back under its name
-    assert told.splitlines()[1:] == [
+    assert err.splitlines()[1:] == [
         "it is probed every 30 min (short 64, long 512)",
         "the first probe begins soon; `skep monitor status` shows it",
     ]
@@ -208,19 +208,19 @@ def test_an_unknown_target_is_refused_with_near_names(series, words):
 
 def test_a_probe_by_hand_is_shown_and_kept(engine):
     monitor("add", "box", "--url", engine.url, "--short", "8", "--long", "16")
-    found = monitor("probe", "box", "--json", check=0).json
-    assert [(sample["heat"], sample["shape"]) for sample in found["samples"]] == [
+    json = monitor("probe", "box", "--json", check=0).json
+    assert [(sample["heat"], sample["shape"]) for sample in json["samples"]] == [
         ("cold", "short"),
         ("hot", "short"),
         ("hot", "long"),
     ]
-    assert found["probe"]["outcome"] == "done"
+    assert json["probe"]["outcome"] == "done"
     (target,) = monitor("status", "--json").json["targets"]
     assert target["state"] == "ok"
     assert target["readings"][0]["value"] > 0
-    shown = monitor("status").out
-    assert "box" in shown
-    assert "tok/s" in shown
+    out = monitor("status").out
+    assert "box" in out
+    assert "tok/s" in out
     assert "hot short c1" in monitor("probe", "box").out
 
 
@@ -315,7 +315,7 @@ def test_status_says_why_and_what_a_note_has_brought(series, slower):
     series.append_event(
         MonitorEvent(now - 20.5 * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box")
     )
-    said = monitor("status", check=0).err
+    err = monitor("status", check=0).err
     for words in (
         "down: connection refused",
         "old: not probed since",
@@ -323,15 +323,15 @@ def test_status_says_why_and_what_a_note_has_brought(series, slower):
         "NVLink bridges removed",
         "-25.0 %",
     ):
-        assert words in said
+        assert words in err
 
 
 def test_a_note_of_the_past_is_compared_at_once(slower):
-    found = monitor(
+    json = monitor(
         "note", "driver 580", "--target", "box", "--at", "1230m", "--json", check=0
     ).json
-    assert found["event"]["text"] == "driver 580"
-    assert found["around"][0]["ratio"]["estimate"] == pytest.approx(0.75)
+    assert json["event"]["text"] == "driver 580"
+    assert json["around"][0]["ratio"]["estimate"] == pytest.approx(0.75)
     assert "compares before and after once new probes have run" in monitor("note", "just now").err
 
 

@@ -68,8 +68,8 @@ def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
 
 def test_the_start_line_starts_what_the_plan_says(two_3090s):
     found = call("plan", "qwen3.6-27b", "--json", check=0).json["plans"][0]
-    told = call(*shlex.split(found["up"])[1:], "--dry-run", "--json", check=0).json
-    (serve,) = told["serve"]
+    json = call(*shlex.split(found["up"])[1:], "--dry-run", "--json", check=0).json
+    (serve,) = json["serve"]
     assert (serve["engine"], serve["slots"], serve["context"]) == (
         found["engine"],
         found["slots"],
@@ -94,12 +94,14 @@ def test_a_layout_that_cannot_hold_every_task_and_a_format_that_nobody_made_neve
     )
     plans = planned("qwen3.6-27b --gpu rtx-5090")["plans"]
     assert plans[0]["published"]
-    assert [one["published"] for one in plans] == sorted(
-        (one["published"] for one in plans), reverse=True
+    assert [plan["published"] for plan in plans] == sorted(
+        (plan["published"] for plan in plans), reverse=True
     )
-    for one in plans:
-        assert (one["checkpoint"] is not None) == one["published"]
-        assert one["checkpoint"] is None or checkpoint_of(one["checkpoint"]).model == "qwen3.6-27b"
+    for plan in plans:
+        assert (plan["checkpoint"] is not None) == plan["published"]
+        assert (
+            plan["checkpoint"] is None or checkpoint_of(plan["checkpoint"]).model == "qwen3.6-27b"
+        )
 
 
 @pytest.mark.parametrize(
@@ -300,9 +302,9 @@ def test_drafts_that_a_preset_could_not_start_are_left_out_and_marked_where_they
     plain = call("plan", "qwen3.6-35b-a3b", "--gpu", "2xrtx-3090", "-c", "4", check=0).out
     assert "mtp" not in plain.splitlines()[0]
     assert f"! without drafts: they did not start in vllm on 2x rtx-3090, {failed}" in plain
-    wanted = call("plan", *MOE.replace("none", "mtp:1").split(), check=0).out
-    assert "mtp n=1 (!)" in wanted
-    assert wanted.count(f"mtp n=1 did not start in vllm on 2x rtx-3090, {failed}") == 1
+    out = call("plan", *MOE.replace("none", "mtp:1").split(), check=0).out
+    assert "mtp n=1 (!)" in out
+    assert out.count(f"mtp n=1 did not start in vllm on 2x rtx-3090, {failed}") == 1
     other = call("plan", "qwen3.6-35b-a3b", "--gpu", "2xrtx-5090", "-c", "4", check=0).out
     assert "did not start" not in other
 
@@ -324,9 +326,9 @@ def test_every_format_of_a_model_on_a_rig_has_a_row_with_size_kernel_speed_verdi
     """The tables of a write-up on four RTX 3090s: 4 bits ship, FP8 has no hardware, NVFP4 KV does
     not start.
     """
-    found = call("plan", *QUAD, "--formats", "--json", check=0).json
-    weights = {row["format"]: row for row in found["weights"]}
-    kv = {row["format"]: row for row in found["kv"]}
+    json = call("plan", *QUAD, "--formats", "--json", check=0).json
+    weights = {row["format"]: row for row in json["weights"]}
+    kv = {row["format"]: row for row in json["kv"]}
     assert [name for name, row in weights.items() if row["verdict"] == "first"] == ["int4"]
     for name in ("int4", "awq"):
         row = weights[name]
@@ -351,9 +353,9 @@ def test_every_format_of_a_model_on_a_rig_has_a_row_with_size_kernel_speed_verdi
 )
 def test_the_first_format_is_the_one_that_the_plan_of_the_model_chooses(model, rig):
     plan = call("plan", model, "--gpu", rig, "--json", check=0).json["plans"][0]
-    found = call("plan", model, "--gpu", rig, "--formats", "--json", check=0).json
-    (weights,) = (row for row in found["weights"] if row["verdict"] == "first")
-    (kv,) = (row for row in found["kv"] if row["verdict"] == "first")
+    json = call("plan", model, "--gpu", rig, "--formats", "--json", check=0).json
+    (weights,) = (row for row in json["weights"] if row["verdict"] == "first")
+    (kv,) = (row for row in json["kv"] if row["verdict"] == "first")
     at = next(level for level in plan["predicted"] if level["concurrency"] == 4)
     assert (weights["format"], weights["engine"], kv["format"]) == (
         plan["quant"],
@@ -365,19 +367,17 @@ def test_the_first_format_is_the_one_that_the_plan_of_the_model_chooses(model, r
 
 
 def test_a_format_that_is_as_good_as_the_first_has_no_negative_zero_beside_it():
-    found = call(
-        "plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--formats", "--json", check=0
-    ).json
-    said = [row["why"] for row in (*found["weights"], *found["kv"])]
+    json = call("plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--formats", "--json", check=0).json
+    said = [row["why"] for row in (*json["weights"], *json["kv"])]
     assert any("+0%" in why for why in said)
     assert not any("-0%" in why for why in said)
 
 
 def test_formats_that_are_too_large_say_what_is_short_and_a_pinned_one_stands_alone():
-    found = call(
+    json = call(
         "plan", "qwen3.6-27b", "--gpu", "rtx-3090", "-c", "1", "--formats", "--json", check=0
     ).json
-    (half,) = (row for row in found["weights"] if row["format"] == "bf16")
+    (half,) = (row for row in json["weights"] if row["format"] == "bf16")
     assert half["verdict"] == "too large"
     assert "GiB a card, rtx-3090 gives" in half["why"]
     alone = call(

@@ -39,19 +39,19 @@ def test_published_figures_stand_beside_what_is_expected_at_the_same_load():
         (2, 154.0),
         (4, 225.4),
     ]
-    for one in figures:
-        assert one["lengths_published"]
-        assert (one["input_tokens"], one["output_tokens"]) == (1024, 1024)
-        assert one["off"] == pytest.approx(
-            one["predicted_tok_s"] / one["published_tok_s"] - 1, abs=0.001
+    for figure in figures:
+        assert figure["lengths_published"]
+        assert (figure["input_tokens"], figure["output_tokens"]) == (1024, 1024)
+        assert figure["off"] == pytest.approx(
+            figure["predicted_tok_s"] / figure["published_tok_s"] - 1, abs=0.001
         )
 
 
 def test_figures_without_published_lengths_are_marked_in_the_table():
-    said = call("plan", EAGER, check=0).out
-    assert "(vllm, eager)" in said.splitlines()[0]
-    assert "Published beside predicted (not measured here; Local LLM Bench part 2" in said
-    assert "*: its author gives no lengths; these are assumed" in said
+    out = call("plan", EAGER, check=0).out
+    assert "(vllm, eager)" in out.splitlines()[0]
+    assert "Published beside predicted (not measured here; Local LLM Bench part 2" in out
+    assert "*: its author gives no lengths; these are assumed" in out
     assert "*:" not in call("plan", REPLICAS, check=0).out
 
 
@@ -116,11 +116,11 @@ def test_one_load_has_one_prediction_and_what_corrects_it_is_said():
     for figure in found["preset"]["figures"]:
         assert figure["predicted_tok_s"] == pytest.approx(levels[figure["concurrency"]], rel=1e-3)
         assert figure["uncorrected_tok_s"] != figure["predicted_tok_s"]
-    said = call("plan", REPLICAS, check=0).out
+    out = call("plan", REPLICAS, check=0).out
     assert (
         "PREDICTED is corrected by these very figures, so OFF does not test it; UNCORRECTED "
         "is what"
-    ) in said
+    ) in out
     plain = call("plan", EAGER, check=0).out
     assert "UNCORRECTED" not in plain
 

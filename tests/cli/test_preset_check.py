@@ -189,8 +189,8 @@ def test_what_skep_serves_already_is_measured_where_it_is_the_preset(mine, typed
         in done.stderr
     )
     assert "published: a write-up; planned: for 2x rtx-3090; measured: here, now" in done.stderr
-    said = typed("check", "qwen3.6-27b-2x3090-replicas", check=2).stderr
-    assert "does not serve the preset `qwen3.6-27b-2x3090-replicas`" in said
+    stderr = typed("check", "qwen3.6-27b-2x3090-replicas", check=2).stderr
+    assert "does not serve the preset `qwen3.6-27b-2x3090-replicas`" in stderr
 
 
 def test_what_cannot_be_checked_is_said_before_anything_starts(mine, typed, paths):

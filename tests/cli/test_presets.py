@@ -92,7 +92,7 @@ def test_the_list_as_json_has_exactly_its_keys_and_the_page_the_list_of_the_file
 
 
 def test_one_preset_is_shown_with_all_it_wants_and_what_its_source_does_not_say():
-    said = run("show", NAME).out
+    out = run("show", NAME).out
     for words in (
         "2x rtx-3090, pcie",
         "Lorbus/Qwen3.6-27B-int4-AutoRound",
@@ -107,7 +107,7 @@ def test_one_preset_is_shown_with_all_it_wants_and_what_its_source_does_not_say(
         f"skep export {NAME} --as docker",
         "skep bench sweep -c 1,2,4,8 --prompt-tokens 1024 --output-tokens 1024 --fixed-output\n",
     ):
-        assert words in said, words
+        assert words in out, words
     document = run("show", NAME, "--json").json
     assert (document["capacity"], document["own"], document["stand_in"]) == (4, False, False)
     assert document["options"]["draft"] == {"method": "mtp", "depth": 3, "model": None}

@@ -260,7 +260,7 @@ def test_a_swarm_in_the_background_holds_its_own_key_alone_and_a_check_none(depl
     eventually(lambda: deployment.processes("skep.swarm.schemas", below=dashboard.pid))
     processes = deployment.processes(below=dashboard.pid)
     assert [words for words, _ in processes if deployment.names_in(words)] == []
-    ((_, env),) = [shown for shown in processes if "swarm resume" in shown[0]]
+    ((_, env),) = [process for process in processes if "swarm resume" in process[0]]
     assert deployment.names_in(env) == {"SKEP_API_KEY"}
     deployment.run("swarm", "cancel", "last")
 

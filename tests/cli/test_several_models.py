@@ -79,11 +79,14 @@ def test_the_first_request_loads_a_model_and_another_ones_takes_its_place(skep, 
 @pytest.mark.slow
 def test_an_answer_under_way_is_finished_before_its_model_goes(hive):
     hive.start(a=on_demand("--token-ms=10"), b=ON_DEMAND)
-    with streaming(hive.url, model="a", max_tokens=100) as sock, ThreadPoolExecutor(1) as other:
+    with (
+        streaming(hive.url, model="a", max_tokens=100) as sock,
+        ThreadPoolExecutor(1) as thread_pool_executor,
+    ):
         received = sock.recv(1000)
         while b"data:" not in received:
             received += sock.recv(65536)
-        unloaded = other.submit(hive.tell, "unload", model="a", wait=True)
+        unloaded = thread_pool_executor.submit(hive.tell, "unload", model="a", wait=True)
         assert b"data: [DONE]" in rest_of(sock, received)
         assert unloaded.result() == {"ok": True, "model": "a", "state": "unloaded"}
     assert ask(hive.url, model="a")[0] == 200  # and comes back
@@ -93,8 +96,8 @@ def test_an_answer_under_way_is_finished_before_its_model_goes(hive):
 def test_an_agent_that_thinks_between_two_requests_keeps_its_model(hive):
     hive.start(a=ON_DEMAND, b=ON_DEMAND)
     assert ask(hive.url, model="a")[0] == 200
-    with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(ask, hive.url, model="b")
+    with ThreadPoolExecutor(1) as thread_pool_executor:
+        waiting = thread_pool_executor.submit(ask, hive.url, model="b")
         for _ in range(2):
             threading.Event().wait(2)  # it thinks
             assert hive.states() == {"a-0": "ready", "b-0": "unloaded"}
@@ -184,8 +187,12 @@ def test_a_reload_knows_the_dormant(skep, hive):
     hive.start(a=ON_DEMAND, b=ON_DEMAND)
     assert ask(hive.url, model="a")[0] == 200
     hive.write(a={**ON_DEMAND, "reserve": 1}, c=ON_DEMAND)
-    told = json.loads(skep("reload", "--wait", "--json", check=0).stdout)
-    assert (told["added"], told["removed"], told["adjusted"]) == (["c-0"], ["b-0"], ["a-0"])
+    document = json.loads(skep("reload", "--wait", "--json", check=0).stdout)
+    assert (document["added"], document["removed"], document["adjusted"]) == (
+        ["c-0"],
+        ["b-0"],
+        ["a-0"],
+    )
     assert hive.states() == {"a-0": "ready", "c-0": "unloaded"}
     assert ask(hive.url, model="c")[0] == 200
     hive.write(a={}, c=ON_DEMAND)

@@ -469,7 +469,7 @@ def test_old_gateway_requests_and_probe_samples_are_counted_told_and_deleted(pat
         False,
     )
     with open_store(paths.store, read_only=True) as store:
-        assert [kept.id for kept in store.gateway_requests()] == ["new"]
+        assert [gateway_request.id for gateway_request in store.gateway_requests()] == ["new"]
 
 
 def test_commands_that_only_read_open_a_store_of_the_version_before(paths):
@@ -531,4 +531,7 @@ def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
     assert sorted(done.out.split()) == sorted([old, old_tuning])
     with open_store(paths.store, read_only=True) as store:
         assert [run.id for run in SwarmStore(store).runs()] == [new, resumed]
-        assert [kept.id for kept in TuningStore(store).tunings()] == [new_tuning, resumed_tuning]
+        assert [tuning.id for tuning in TuningStore(store).tunings()] == [
+            new_tuning,
+            resumed_tuning,
+        ]

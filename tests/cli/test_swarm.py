@@ -43,8 +43,8 @@ def _tasks(paths, tmp_path):
 
 @pytest.fixture(scope="module")
 def engine():
-    with FakeEngine(slots=4, token_ms=1) as one:
-        yield one
+    with FakeEngine(slots=4, token_ms=1) as fake_engine:
+        yield fake_engine
 
 
 def runs():
@@ -63,15 +63,15 @@ def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_pa
     for words in ("12 of 12 tasks done", str(output), "skep swarm show"):
         assert words in done.err
     assert "already exists" in refusal("run", "tasks.jsonl", "--url", engine.url)
-    told = swarm(
+    json = swarm(
         "run", "tasks.jsonl", "--overwrite", "--json", "--url", engine.url, *MODEL, check=0
     ).json
-    assert (told["done"], told["output"]) == (12, str(output))
+    assert (json["done"], json["output"]) == (12, str(output))
     assert sorted(ids(output.read_text())) == TASKS
 
     # Somebody cut it.
     output.write_text("".join(output.read_text().splitlines(keepends=True)[:3]) + '{"id": "t')
-    finished = swarm("resume", told["run"], check=0)
+    finished = swarm("resume", json["run"], check=0)
     assert "has ended already" in finished.err
     assert sorted(ids(output.read_text())) == TASKS
     printed_in_order = swarm("run", "tasks.jsonl", "-o", "-", "--url", engine.url, *MODEL, check=0)
@@ -232,8 +232,8 @@ def test_a_file_that_another_run_has_overwritten_is_left_until_it_is_moved_away(
     assert "move it away" in said
     assert slow.state()["requests"] == asked
     moved = output.rename(tmp_path / "theirs.jsonl")
-    told = swarm("resume", first["id"], "--json", check=0).json
-    assert told["output"] == str(output)
+    json = swarm("resume", first["id"], "--json", check=0).json
+    assert json["output"] == str(output)
     assert sorted(ids(output.read_text())) == TASKS
     assert moved.read_text() == theirs
 

@@ -192,7 +192,7 @@ def test_a_replica_or_a_lost_cluster_is_shown_that_one_of_supervisor_and_gateway
     assert "cluster lost: no answer from its head" in lines_of(
         view_of(reading(rows=[row(), lost]))
     )
-    assert [shown.name for shown in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]
+    assert [replica.name for replica in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]
     assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)
 
 
@@ -382,10 +382,14 @@ def test_without_a_terminal_one_frame_of_two_readings_is_printed_and_json_is_the
     assert line_of(lines, "m-0").split() == ["m-0", "m", "up", "███·····", "3/8", "–", "0"]
     assert "q quits" not in lines[-1]
     assert all("\x1b" not in line for line in lines)
-    found = json.loads(skep("top", "--json", check=0).stdout)
-    assert found.pop("rates") == {"tok_s": None, "requests_per_s": 0.0, "replicas": {"m-0": None}}
-    assert found.pop("up_s") > 0
-    assert found == control.answer
+    document = json.loads(skep("top", "--json", check=0).stdout)
+    assert document.pop("rates") == {
+        "tok_s": None,
+        "requests_per_s": 0.0,
+        "replicas": {"m-0": None},
+    }
+    assert document.pop("up_s") > 0
+    assert document == control.answer
 
 
 def test_top_without_a_hive_or_with_a_wrong_period_is_one_line(paths):

@@ -120,10 +120,10 @@ def test_a_tuning_from_the_plan_begins_with_the_first_layout_of_the_plan(
 
 
 def test_a_tuning_begins_at_the_plan_and_says_how_far_off_that_was():
-    said = tune(*TUNING[:-2], check=0).err
-    assert re.search(r"baseline: .*graphs on", said)
+    err = tune(*TUNING[:-2], check=0).err
+    assert re.search(r"baseline: .*graphs on", err)
     assert re.search(
-        r"measured \d+ tok/s at the start; the plan expected \d+, \d+ % too (high|low)", said
+        r"measured \d+ tok/s at the start; the plan expected \d+, \d+ % too (high|low)", err
     )
     assert "--from `below` is unknown" in refusal(*TUNING[:-2], "--from", "below")
 
@@ -290,13 +290,13 @@ def test_a_tuning_on_a_real_engine_is_stopped_resumed_and_leaves_a_preset(env, t
     resumed = skep("tune", "resume", "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert "1 answers and 1 steps are already stored" in resumed.stderr
-    told = json.loads(resumed.stdout)
-    assert told["baseline"]["starts"] == 1  # in so short a time
+    document = json.loads(resumed.stdout)
+    assert document["baseline"]["starts"] == 1  # in so short a time
     assert not engines_of(tmp_path)
-    if told["best"]["number"]:
-        (name,) = told["presets"]
+    if document["best"]["number"]:
+        (name,) = document["presets"]
         found = preset(name, presets_folder(user_paths(env)))
-        assert found.published[0].tok_s == pytest.approx(told["best"]["figure"]["estimate"])
+        assert found.published[0].tok_s == pytest.approx(document["best"]["figure"]["estimate"])
 
 
 def engines_of(folder):
@@ -428,9 +428,9 @@ def test_a_budget_that_is_too_short_is_told_with_its_time_and_what_cannot_be_kep
 
 
 def test_the_group_itself_shows_its_words_and_an_example():
-    shown = tune("--help", check=0).out
-    assert "resume" in shown
-    assert "Example: skep tune qwen3.6-27b" in shown
+    out = tune("--help", check=0).out
+    assert "resume" in out
+    assert "Example: skep tune qwen3.6-27b" in out
 
 
 @pytest.fixture
@@ -445,9 +445,9 @@ def test_what_is_taken_up_again_predicts_as_before_and_its_best_is_one_preset(
 ):
     """Whatever has changed on the machine meanwhile."""
     with open_store(tmp_path / "skep.sqlite3") as store:
-        kept = TuningStore(store)
-        id_ = kept.begin(ready.tuning)
-        again = prepare_again(kept.find(id_).tuning)
+        tuning_store = TuningStore(store)
+        id_ = tuning_store.begin(ready.tuning)
+        again = prepare_again(tuning_store.find(id_).tuning)
     assert again.space.base == ready.space.base
     for knob in ready.tuning.knobs:
         for value in knob.values:
@@ -497,7 +497,7 @@ def test_drafts_that_a_preset_could_not_start_on_such_cards_are_tried_only_by_na
     start.
     """
     mixture = ("qwen3.6-35b-a3b-2x3090-ep", "--simulate", "--budget", "30m", "--seed", "1")
-    told = tune(*mixture, check=0).err
-    assert "mtp is left out: MTP runs out of memory at start" in told
-    assert "\n  mtp " not in told
+    err = tune(*mixture, check=0).err
+    assert "mtp is left out: MTP runs out of memory at start" in err
+    assert "\n  mtp " not in err
     assert "\n  mtp 1, 2, 3" in tune(*mixture, "--knobs", "mtp", check=0).err

@@ -46,16 +46,16 @@ def test_a_tuning_is_told_in_its_first_line_and_without_a_terminal_each_stage_is
     tuning_report.print_tuning(
         TuningRecord(sample_tuning(), TuningState.ENDED, 1, 1, 60.0, 0.0, stages=(*STAGES,))
     )
-    said = capsys.readouterr().out
-    assert said.replace("\xa0", " ").startswith(
+    out = capsys.readouterr().out
+    assert out.replace("\xa0", " ").startswith(
         "SIMULATED: qwen3.6-27b (vllm) on 2x rtx-3090: From 25.1 to 190 tok/s at C = 4 in 4 "
         "steps: 7.57×"
     )
     assert (
         "step 1 ran out of memory: the cards' memory was too small for the graphs "
         "(torch.OutOfMemoryError"
-    ) in said
-    assert "memory_share 0.92 → 0.83 leaves room" in said
+    ) in out
+    assert "memory_share 0.92 → 0.83 leaves room" in out
     status = tuning_report.TuneStatus(sample_tuning())
     with tables.tuning_view(status) as on_event:
         on_event(MeasureRequest((BASELINE,), 2, "baseline", "the baseline"))
@@ -79,11 +79,11 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 def test_knobs_are_chosen_by_name_and_an_slo_that_nothing_kept_is_told_with_how_near_the_best_came():
     assert choose_knobs(KNOBS, None, None) == KNOBS
-    assert [one.name for one in choose_knobs(KNOBS, "mtp, slots", "mtp")] == [
+    assert [knob.name for knob in choose_knobs(KNOBS, "mtp, slots", "mtp")] == [
         "slots",
         "memory_share",
     ]
-    assert [one.name for one in choose_knobs(KNOBS, "slots", "memory_share")] == ["slots"]
+    assert [knob.name for knob in choose_knobs(KNOBS, "slots", "memory_share")] == ["slots"]
     with pytest.raises(UserError, match="`slot` is not a knob here") as told:
         choose_knobs(KNOBS, "slot", None)
     assert "slots" in told.value.hint

@@ -66,7 +66,7 @@ def test_a_checkpoint_of_the_catalogue_is_served_as_planned_on_own_cards_and_ano
     assert serve.replicas * serve.options.cards == 2
     assert serve.slots >= 2
     assert serve_for(ServeRequest("qwen3-8b")).checkpoint in {
-        one.hub for one in checkpoints_of("qwen3-8b")
+        checkpoint.hub for checkpoint in checkpoints_of("qwen3-8b")
     }
     with pytest.raises(UserError, match="which checkpoint of `llama-2-13b`"):
         serve_for(ServeRequest("llama-2-13b"))
@@ -89,9 +89,9 @@ def test_a_preset_is_served_as_it_is_written_and_says_where_its_figures_do_not_a
     """No plan changes it."""
     serve = serve_for(ServeRequest("qwen3.6-27b-2x3090-replicas"))
     assert (serve.engine, serve.replicas, serve.slots) == ("vllm", 2, 2)
-    said = capsys.readouterr().err
-    assert "225" in said
-    assert "not apply" in said
+    err = capsys.readouterr().err
+    assert "225" in err
+    assert "not apply" in err
     with pytest.raises(UserError, match="--tp cannot be combined"):
         serve_for(ServeRequest("qwen3.6-27b-2x3090-replicas", tp=2))
     assert serve_for(ServeRequest("gpt-oss-20b-4090")).engine == "llamacpp"
@@ -330,8 +330,8 @@ def test_options_that_do_not_go_together_are_refused(skep, tmp_path, options, sa
 
 def test_without_a_model_nothing_is_simulated_and_a_smaller_context_than_a_usual_task_is():
     assert "--simulate needs a model" in refused("up", "--simulate")
-    wanted = ServeRequest("qwen3-8b", gpu=("h200",), context=1024, slots=3)
-    model, serve = simulated_serve(wanted, user_paths(os.environ))
+    serve_request = ServeRequest("qwen3-8b", gpu=("h200",), context=1024, slots=3)
+    model, serve = simulated_serve(serve_request, user_paths(os.environ))
     assert (model, serve["context_tokens"], serve["slots"], serve["replicas"]) == (
         "qwen3-8b",
         1024,
@@ -375,8 +375,8 @@ def test_an_eager_preset_is_simulated_slower_than_its_model_with_graphs():
 
 
 def test_a_simulated_preset_takes_other_cards_and_slots_but_no_other_layout():
-    wanted = ServeRequest(EAGER, gpu=("2x rtx-4090",), slots=2)
-    _, serve = simulated_serve(wanted, user_paths(os.environ))
+    serve_request = ServeRequest(EAGER, gpu=("2x rtx-4090",), slots=2)
+    _, serve = simulated_serve(serve_request, user_paths(os.environ))
     assert serve["slots"] == 2
     assert "2x rtx-4090" in serve["about"]
     assert "--tp cannot be combined with the preset" in refused(
@@ -398,8 +398,8 @@ def test_a_preset_for_more_cards_than_are_here_is_not_shown_as_if_it_could_start
 
 
 def test_one_replica_of_a_preset_for_more_cards_can_be_shown_on_fewer(two_3090s):
-    wanted = ServeRequest("qwen3.6-27b-2x3090-replicas", replicas=1)
-    assert serve_for(wanted).replicas == 1
+    serve_request = ServeRequest("qwen3.6-27b-2x3090-replicas", replicas=1)
+    assert serve_for(serve_request).replicas == 1
 
 
 def test_a_preset_is_not_exported_for_other_cards_than_its_own():
@@ -410,8 +410,10 @@ def test_a_preset_is_not_exported_for_other_cards_than_its_own():
 def test_eager_mode_is_carried_into_the_engine_and_into_the_simulated_rig(two_3090s):
     assert serve_for(ServeRequest("Qwen/Qwen3-8B-AWQ", graphs=False)).options.graphs is False
     assert serve_for(ServeRequest("qwen3.6-27b-2x3090-awq", graphs=False)).options.graphs is False
-    wanted = ServeRequest("qwen3-8b", gpu=("rtx-3090",), engine="vllm", graphs=False)
-    assert simulated_serve(wanted, user_paths(os.environ))[1]["about"].endswith("as vllm, eager")
+    serve_request = ServeRequest("qwen3-8b", gpu=("rtx-3090",), engine="vllm", graphs=False)
+    assert simulated_serve(serve_request, user_paths(os.environ))[1]["about"].endswith(
+        "as vllm, eager"
+    )
     assert "--no-graphs: the embedded engine has none" in refused(
         "up", "smollm2-135m", "--no-graphs"
     )

@@ -180,5 +180,5 @@ def test_a_plan_of_a_folder_goes_by_the_chat_template_in_it(tmp_path, folder, te
 
 
 def test_a_plan_says_nothing_about_tools_where_they_work():
-    found = call("plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--json").json
-    assert not [line for plan in found["plans"] for line in plan["caveats"] if "tool" in line]
+    json = call("plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--json").json
+    assert not [line for plan in json["plans"] for line in plan["caveats"] if "tool" in line]

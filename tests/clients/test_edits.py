@@ -99,7 +99,9 @@ COMMENTED = """{
 def test_comments_and_commas_stay(path, value, line):
     new = edited(COMMENTED, "json", "x", {path: value})
     assert line in new.splitlines()
-    assert [other for other in COMMENTED.splitlines() if other in new.splitlines()][:2] == [
+    assert [splitline for splitline in COMMENTED.splitlines() if splitline in new.splitlines()][
+        :2
+    ] == [
         "{",
         "  // the first",
     ]

@@ -173,14 +173,14 @@ def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back(
         "launch": {"model": "m"},
         "row": {"name": "m-0", "node_id": "1", "state": "ready"},
     }
-    told = rows_of(nodes, {"1": {"CPU": 3.0}}, [said])
-    assert [(one["name"], one["alive"], one["head"]) for one in told] == [
+    rows = rows_of(nodes, {"1": {"CPU": 3.0}}, [said])
+    assert [(one["name"], one["alive"], one["head"]) for one in rows] == [
         ("a", True, True),
         ("b", True, False),
         ("c", False, False),
     ]
-    assert (told[1]["cpus"], told[1]["free_cpus"]) == (4.0, 3.0)
-    (standing,) = told[1]["replicas"]
+    assert (rows[1]["cpus"], rows[1]["free_cpus"]) == (4.0, 3.0)
+    (standing,) = rows[1]["replicas"]
     assert [standing[key] for key in ("hive", "name", "model", "state")] == [
         "skep",
         "m-0",

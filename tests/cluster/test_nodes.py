@@ -55,7 +55,7 @@ def test_ray_s_rows_become_nodes_the_head_first_the_dead_left_out():
 
 def test_nodes_of_one_name_are_told_apart_by_their_ids():
     nodes = named_apart(nodes_of([row("aaaaaaaa"), row("bbbbbbbb"), row("c", name="tower")], {}))
-    assert sorted(one.name for one in nodes) == ["10.0.0.1-aaaaaa", "10.0.0.1-bbbbbb", "tower"]
+    assert sorted(node.name for node in nodes) == ["10.0.0.1-aaaaaa", "10.0.0.1-bbbbbb", "tower"]
 
 
 def test_a_survey_travels_as_json():

@@ -120,11 +120,11 @@ def test_too_few_gpus_are_said_node_by_node(place):
     )
     with pytest.raises(DoesNotFit) as refused:
         place(cluster, replace(VLLM, replicas=3))
-    said = refused.value.message
+    message = refused.value.message
     needs = "each needs 2 GPUs, 2 CPUs, 4.0 GiB of memory"
-    assert f"3 replicas of `org/model`, there is room for 1: {needs}" in said
+    assert f"3 replicas of `org/model`, there is room for 1: {needs}" in message
     for words in ("a has 2 of 2 GPUs", "b has 1 of 2 GPUs", "c has no GPU"):
-        assert words in said
+        assert words in message
 
 
 @pytest.mark.parametrize("idle_unload_s", [None, 60.0])

@@ -82,9 +82,9 @@ def wanted(*launches):
 
 
 def driver_of(link, actors=None):
-    made = RayDriver(link, SETUP)
-    made._actors = actors
-    return made
+    ray_driver = RayDriver(link, SETUP)
+    ray_driver._actors = actors
+    return ray_driver
 
 
 def report(launch=ONE, owner=SETUP.gateway, **more):
@@ -137,7 +137,7 @@ async def test_reports_are_told_once_and_all_of_them_when_one_has_changed():
     driver._tell()
     driver._tell()
     driver._say("m-1", "waiting", None)
-    assert [[one.state for one in told.rows] for told in wire] == [
+    assert [[row.state for row in told.rows] for told in wire] == [
         ["ready", "ready"],
         ["ready", "waiting"],
     ]
@@ -201,12 +201,14 @@ def ready(client, launch=ONE):
 
 def client_of(tmp_path):
     """A client of a driver that has joined, and the link to it."""
-    made = ClusterClient(Cluster(SETUP.address, "h"), RestartPolicy(), tmp_path / "driver.log")
+    cluster_client = ClusterClient(
+        Cluster(SETUP.address, "h"), RestartPolicy(), tmp_path / "driver.log"
+    )
     wire = Wire()
-    made._link = wire
-    made._hear(messages.Joined(SETUP.address))
+    cluster_client._link = wire
+    cluster_client._hear(messages.Joined(SETUP.address))
     wire.clear()
-    return made, wire
+    return cluster_client, wire
 
 
 async def test_what_was_checked_for_agents_on_a_node_is_known_here(tmp_path):

@@ -50,8 +50,8 @@ def test_a_reload_that_moves_no_replica_goes_through_while_the_head_is_lost(rebu
     """A key is taken back whether or not somebody can place replicas."""
     stand = rebuilt(SETTINGS)
     asked.lost = True
-    other = Upstream("http://127.0.0.1:9", 4, "other")
-    assert [one.name for one in rebuilt(replace(SETTINGS, upstream=(other,)), stand)] == [
+    upstream = Upstream("http://127.0.0.1:9", 4, "other")
+    assert [one.name for one in rebuilt(replace(SETTINGS, upstream=(upstream,)), stand)] == [
         "m-0",
         "m-1",
         "other",

@@ -17,7 +17,7 @@ RIG = parse_rig("4x rtx-3090")
 
 def setup(engine="vllm", layout=None, **changes):
     quant = "q4_k_m" if engine == "llamacpp" else "awq"
-    made = Setup(
+    setup = Setup(
         geometry("qwen3.6-35b-a3b"),
         find_quant(quant),
         find_kv("bf16"),
@@ -27,7 +27,7 @@ def setup(engine="vllm", layout=None, **changes):
         context=8192,
         utilization=0.92,
     )
-    return replace(made, **changes)
+    return replace(setup, **changes)
 
 
 def words(line):

@@ -118,8 +118,11 @@ def published_run(depth, slots, share):
 def test_a_container_is_told_the_parsers_of_the_model_whatever_its_folder_is_called_inside():
     text = export(recipe(checkpoint="~/models/Qwen3-8B-AWQ"), "docker")
     for run in commands(text, "docker"):
-        found = options_of(run)
-        assert (found["--served-model-name"], found["--tool-call-parser"]) == ("mine", "hermes")
+        options = options_of(run)
+        assert (options["--served-model-name"], options["--tool-call-parser"]) == (
+            "mine",
+            "hermes",
+        )
         assert not any("Qwen3-8B-AWQ" in word for word in run[run.index("serve") + 1 :])
 
 
@@ -163,9 +166,9 @@ def test_docker_runs_what_the_write_up_ran(name, depth, slots, share, cards):
         ]
         words = shlex.split(start)
         assert words[:4] == ["exec", "vllm", "serve", "/model"]
-        found = options_of(words)
-        found["--speculative-config"] = json.loads(found["--speculative-config"])
-        assert found == published_run(depth, slots, share)
+        options = options_of(words)
+        options["--speculative-config"] = json.loads(options["--speculative-config"])
+        assert options == published_run(depth, slots, share)
 
 
 def test_the_gateway_of_two_replicas_is_told_their_slots():

@@ -544,7 +544,11 @@ def test_cards_are_those_that_nvidia_smi_numbers_so_and_the_hub_is_not_asked_for
 
 
 def test_pictures_are_read_where_the_checkpoint_has_eyes_that_are_loaded():
-    seeing = next(one for one in all_checkpoints() if one.vision and "vllm" in one.engines)
+    seeing = next(
+        checkpoint
+        for checkpoint in all_checkpoints()
+        if checkpoint.vision and "vllm" in checkpoint.engines
+    )
     assert modalities_of(launch("vllm", checkpoint=seeing.hub)) == ("text", "image")
     assert modalities_of(launch("vllm", checkpoint=seeing.hub, text_only=True)) == ("text",)
     assert modalities_of(launch("vllm")) == ("text",)

@@ -71,10 +71,10 @@ def test_every_rule_wins_on_its_own_example_with_a_filled_in_cause_and_remedy(ru
     found = find_rule(launch_for(rule), 1, rule.example)
     assert found is not None
     assert found[0].id == rule.id
-    told = make_diagnosis(*found)
-    assert told.remedy
+    diagnosis = make_diagnosis(*found)
+    assert diagnosis.remedy
     assert not any(
-        sign in text for text in (told.cause, told.remedy) for sign in ("{", "None", "?")
+        sign in text for text in (diagnosis.cause, diagnosis.remedy) for sign in ("{", "None", "?")
     )
 
 
@@ -453,11 +453,11 @@ def test_a_real_log_is_explained(log):
     assert found is not None
     rule, case = found
     assert rule.id == said["rule"]
-    told = make_diagnosis(rule, case)
-    assert told.changed == said.get("changed")
-    assert told.evidence in {plain(line).shown for line in lines}
-    assert "{" not in told.cause
-    assert "?" not in told.cause
+    diagnosis = make_diagnosis(rule, case)
+    assert diagnosis.changed == said.get("changed")
+    assert diagnosis.evidence in {plain(line).shown for line in lines}
+    assert "{" not in diagnosis.cause
+    assert "?" not in diagnosis.cause
 
 
 def test_an_engine_that_ended_with_the_loss_of_its_core_is_put_down_to_the_kernel_where_that_counted():

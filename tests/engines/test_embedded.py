@@ -216,10 +216,10 @@ def test_a_hang_up_in_mid_answer_frees_the_slot(hive):
     assert len(hive["replicas"]) == 2
     for replica in hive["replicas"]:
         key = replica_key(replica["url"], user_paths(hive["env"]))
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{replica['url']}/slots", headers={"authorization": f"Bearer {key}"}
         )
-        with urllib.request.urlopen(asked) as slots:
+        with urllib.request.urlopen(request) as slots:
             assert len(json.load(slots)) == 2
 
 
@@ -378,7 +378,7 @@ def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
     for name, options in SAME.items():
         texts, timings = answers(**options)
         assert texts == plain, name
-        drafted = sum(one.get("draft_n_accepted", 0) for one in timings)
+        drafted = sum(timing.get("draft_n_accepted", 0) for timing in timings)
         assert (drafted > 0) == (name == "ngram")
     rounded, _ = answers(kv="q8_0")
     assert rounded[0].startswith(", four, five, six")

@@ -27,8 +27,8 @@ def engine():
 
 @pytest.fixture(scope="module")
 def client(engine):
-    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as open_ai:
+        yield open_ai
 
 
 def streaming(engine, **fields):

@@ -50,6 +50,6 @@ def check(data):
         return
     for pieces in ways_to_cut(payload, choice):
         assert fed(pieces, HeadCache(), later=later) == whole, pieces
-    known = HeadCache()
+    head_cache = HeadCache()
     for _ in range(2):
-        assert fed([payload], known, later=later) == whole, "a head that was read before"
+        assert fed([payload], head_cache, later=later) == whole, "a head that was read before"

@@ -426,7 +426,11 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.where[action.request_id] = "running" if isinstance(action, Forward) else "ended"
             if isinstance(action, Forward):
                 assert not action.replica.draining
-                (replica,) = (one for one in self.decider.replicas() if one.spec is action.replica)
+                (replica,) = (
+                    replica
+                    for replica in self.decider.replicas()
+                    if replica.spec is action.replica
+                )
                 assert replica.busy <= action.replica.slots
                 assert replica.breaker.trial in (None, action.request_id), "one trial at a time"
 

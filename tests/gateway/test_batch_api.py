@@ -44,7 +44,7 @@ def line(name, tokens=2, **fields):
 
 def jsonl(lines):
     return "".join(
-        f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines
+        f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines
     ).encode()
 
 
@@ -84,7 +84,10 @@ class Client:
 
     def lines(self, file_id):
         if file_id:
-            return [json.loads(one) for one in self.api.files.content(file_id).text.splitlines()]
+            return [
+                json.loads(splitline)
+                for splitline in self.api.files.content(file_id).text.splitlines()
+            ]
         return []
 
     def names(self, batch):
@@ -192,7 +195,7 @@ def test_a_batch_of_the_openai_client_is_carried_out(shared):
     )
     assert output[0]["response"]["body"]["usage"]["completion_tokens"] == 2
     assert [
-        (one["custom_id"], one["response"]["status_code"], one["error"]) for one in errors
+        (error["custom_id"], error["response"]["status_code"], error["error"]) for error in errors
     ] == [(names[3], 400, None)]
     files = {one.id: one for one in client.api.files.list()}
     assert set(files) == {file.id, batch.output_file_id, batch.error_file_id}
@@ -211,7 +214,7 @@ def test_pages_of_files_and_batches_follow_each_other(shared):
     assert [one.id for one in client.api.batches.list(limit=2)] == batches[::-1]
     first = client.api.batches.list(limit=2)
     assert ([one.id for one in first.data], first.has_more) == (batches[:0:-1], True)
-    files = [client.api.batches.retrieve(one).input_file_id for one in batches]
+    files = [client.api.batches.retrieve(batch).input_file_id for batch in batches]
     assert [one.id for one in client.api.files.list(limit=1, purpose="batch")] == files[::-1]
     for wrong in ({"limit": 0}, {"limit": 101}, {"after": "batch_unknown"}):
         with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
@@ -349,7 +352,7 @@ def test_cancelling_keeps_what_is_done_and_names_the_rest(shared, engine):
     assert batch.status == "cancelled"
     assert 3 <= batch.request_counts.completed < 40
     assert len(client.lines(batch.output_file_id)) == batch.request_counts.completed
-    assert {one["error"]["code"] for one in client.lines(batch.error_file_id)} == {
+    assert {line["error"]["code"] for line in client.lines(batch.error_file_id)} == {
         "batch_cancelled"
     }
     assert client.names(batch) == sorted(f"c{i}" for i in range(40))
@@ -467,7 +470,7 @@ def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys
         "completed",
         40,
     )
-    refused = [one["response"] for one in renewed.lines(batch.error_file_id)]
+    refused = [line["response"] for line in renewed.lines(batch.error_file_id)]
     assert {(one["status_code"], one["body"]["error"]["code"]) for one in refused} == {
         (401, "invalid_api_key")
     }

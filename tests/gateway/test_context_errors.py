@@ -122,19 +122,19 @@ def test_an_answer_that_is_too_long_asks_for_a_shorter_one():
 
 def test_a_complaint_without_numbers_still_says_what_it_is():
     body = json.dumps({"error": {"message": "exceeds the context window", "type": "x"}}).encode()
-    told = json.loads(in_clients_words(body, context_exceeded(body), anthropic=True))
-    assert told["error"]["message"] == "prompt is too long: exceeds the context window"
+    document = json.loads(in_clients_words(body, context_exceeded(body), anthropic=True))
+    assert document["error"]["message"] == "prompt is too long: exceeds the context window"
 
 
 def test_a_stream_that_has_its_head_already_gets_the_code_as_its_last_event(start_gateway):
     """It waited for the prompt to be read, so its 200 was out."""
-    told = threading.Event()
-    with complaining(COMPLAINTS["vllm"], wait=told) as engine:
+    event = threading.Event()
+    with complaining(COMPLAINTS["vllm"], wait=event) as engine:
         gateway = start_gateway(timeouts={"comment_after_s": 0.2})
         gateway.serve([{"name": "r0", "model": MODEL, "url": engine.url, "slots": 2}])
         with open_post(gateway, {"model": MODEL, "stream": True, "messages": []}) as client:
             received = read_until(client, b": the engine reads the prompt")
-            told.set()
+            event.set()
             received = read_until(client, b'"code": "context_length_exceeded"', received)
     assert received.startswith(b"HTTP/1.1 200")
 

@@ -90,10 +90,10 @@ def test_a_message_of_any_text_stays_inside_its_body_and_its_event(code, why, pa
     blank, *lines, end, nothing = event.removeprefix(b"\n").split(b"\n")
     assert (blank, end, nothing) == (b"", b"", b"")
     assert [line.split(b": ")[0] for line in lines] in ([b"data"], [b"event", b"data"])
-    said = json.loads(lines[-1].removeprefix(b"data: "))
-    assert said["error"] == body["error"]
+    document = json.loads(lines[-1].removeprefix(b"data: "))
+    assert document["error"] == body["error"]
     if path == RESPONSES:
-        assert (said["type"], said["code"], said["message"]) == ("error", code, why)
+        assert (document["type"], document["code"], document["message"]) == ("error", code, why)
 
 
 def test_the_dialect_is_told_by_the_path():

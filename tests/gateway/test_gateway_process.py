@@ -289,8 +289,8 @@ def test_tokens_are_counted_as_they_pass_and_corrected_at_the_end(serving, usage
         read_until(stream, b"[DONE]")
     settled = tokens_of(gateway)
     assert settled == 60 if usage else 60 <= settled <= 63
-    with open_post(gateway, body(max_tokens=600, stream=True)) as left:
-        read_until(left, ten_events)
+    with open_post(gateway, body(max_tokens=600, stream=True)) as post:
+        read_until(post, ten_events)
     until(lambda: not status_of(gateway)["in_flight"])
     assert settled + 8 <= tokens_of(gateway) < settled + 600
 

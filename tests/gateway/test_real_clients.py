@@ -112,8 +112,8 @@ def test_curl_streams_with_a_body_from_a_file_and_asks_for_http2(gateway, tmp_pa
     )
     sent = ["-H", f"x-api-key: {KEY}", "-d", f"@{body}", f"{gateway.url}/v1/chat/completions"]
     curl = ["curl", "-sS", "--max-time", "60", "-N", "--http2", *sent]
-    said = subprocess.run(curl, capture_output=True, text=True, check=True).stdout
-    events = [line for line in said.splitlines() if line.startswith("data: ")]
+    stdout = subprocess.run(curl, capture_output=True, text=True, check=True).stdout
+    events = [line for line in stdout.splitlines() if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
     assert (
         json.loads(events[-2][6:])["choices"] == []

@@ -85,9 +85,9 @@ def stream():
 
 @pytest.fixture
 def writer(path, stream):
-    made = RequestLog(path, stream)
-    yield made
-    made.close()
+    request_log = RequestLog(path, stream)
+    yield request_log
+    request_log.close()
 
 
 def ids(path) -> list[str]:
@@ -251,10 +251,10 @@ def test_a_full_disk_is_told_anew_when_it_comes_back(writer, path, stream):
 def locked(writer, path):
     """The store, by another process; it is not waited for."""
     writer._store._connection.execute("PRAGMA busy_timeout = 1")
-    with open_store(path) as other:
-        other._connection.execute("BEGIN IMMEDIATE")
+    with open_store(path) as store:
+        store._connection.execute("BEGIN IMMEDIATE")
         yield
-        other._connection.execute("ROLLBACK")
+        store._connection.execute("ROLLBACK")
 
 
 def test_a_locked_store_is_waited_for_and_rows_still_held_at_the_end_are_counted(

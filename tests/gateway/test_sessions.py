@@ -54,15 +54,15 @@ def chat_document(session, turn):
 def returns_to_its_replica(gateway, ask):
     """Return which share of the turns after the first came to the replica of the turn before."""
     homes = {}
-    kept = Counter()
+    counter = Counter()
     for turn in range(TURNS):
         for session in range(SESSIONS):
             replica = told(ask(session, turn), "replica")
             if session in homes:
-                kept[replica == homes[session]] += 1
+                counter[replica == homes[session]] += 1
             homes[session] = replica
     assert len(set(homes.values())) == 2  # both serve
-    return kept[True] / kept.total()
+    return counter[True] / counter.total()
 
 
 @pytest.mark.parametrize("name", NAMED)

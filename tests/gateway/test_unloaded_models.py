@@ -211,10 +211,10 @@ def test_a_stream_that_waits_for_a_load_hears_of_it_where_that_helps_its_clients
     asked = {"model": MODEL, "prompt": "x", "messages": [], "stream": True}
     with (
         open_post(gateway, asked, path) as waiting,
-        open_post(gateway, body(stream=True)) as other,
+        open_post(gateway, body(stream=True)) as post,
     ):
         supervisor.wanted()
-        read_until(other, b"waiting for fake-model")
+        read_until(post, b"waiting for fake-model")
         supervisor.table(state="loading")
         supervisor.status(queued=2)
         waiting.setblocking(False)

@@ -323,8 +323,8 @@ words = st.sampled_from(
 @settings(deadline=None, max_examples=100)
 def test_whatever_bytes_an_engine_sends_nothing_is_raised(pieces, first):
     for streamed in (True, False):
-        found = tokens_of(b"".join(first), pieces, streamed=streamed)
-        for count in (found.prompt, found.cached, found.output):
+        tokens = tokens_of(b"".join(first), pieces, streamed=streamed)
+        for count in (tokens.prompt, tokens.cached, tokens.output):
             assert count is None or 0 <= count <= 3 * MOST_TOKENS
 
 

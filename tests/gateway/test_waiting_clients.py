@@ -77,8 +77,8 @@ def test_nothing_comes_before_the_first_event_where_it_would_not_help(busy, path
     with open_post(
         gateway, {"model": MODEL, "stream": True, "input": "x", "messages": []}, path
     ) as waiting:
-        with open_post(gateway, body(stream=True)) as other:
-            read_until(other, lambda text: text.count(b": waiting") >= 3)
+        with open_post(gateway, body(stream=True)) as post:
+            read_until(post, lambda text: text.count(b": waiting") >= 3)
         waiting.setblocking(False)
         with pytest.raises(BlockingIOError):
             waiting.recv(1)
@@ -107,8 +107,8 @@ def test_a_claude_code_that_hangs_up_in_spite_of_comments_gets_none(busy, versio
     gateway, _, holder = busy(timeouts={**QUICK, "late_comment_after_s": 0.3})
     asked = body(stream=True, max_tokens=2)
     with open_post(gateway, asked, MESSAGES, [CLAUDE.format(version)]) as client:
-        with open_post(gateway, body(stream=True)) as other:
-            read_until(other, lambda text: text.count(b": waiting") >= 3)
+        with open_post(gateway, body(stream=True)) as post:
+            read_until(post, lambda text: text.count(b": waiting") >= 3)
         holder.close()
         assert b": waiting" not in read_until(client, b"message_stop")
 

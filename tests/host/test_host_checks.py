@@ -235,6 +235,8 @@ def test_arm_without_avx2_is_fine():
 )
 def test_low_file_limit_has_a_command_that_works(soft, hard, hint):
     """`ulimit -n` cannot pass the hard limit, so the hint stays below it."""
-    found = checks.open_files_finding(soft, hard)
-    assert found.verdict is (checks.CheckResult.OK if hint is None else checks.CheckResult.WARNING)
-    assert (hint or "") in (found.hint or "")
+    files_finding = checks.open_files_finding(soft, hard)
+    assert files_finding.verdict is (
+        checks.CheckResult.OK if hint is None else checks.CheckResult.WARNING
+    )
+    assert (hint or "") in (files_finding.hint or "")

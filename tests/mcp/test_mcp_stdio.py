@@ -34,8 +34,10 @@ async def speaking(env, folder, url):
     ]
     argv = [*noting, "-m", "skep", "mcp", "--url", url]
     with (folder / "stderr").open("a") as stderr:
-        asked = StdioServerParameters(command="/bin/sh", args=argv, env=env, cwd=folder)
-        async with Client(stdio_client(asked, errlog=stderr)) as client:
+        stdio_server_parameters = StdioServerParameters(
+            command="/bin/sh", args=argv, env=env, cwd=folder
+        )
+        async with Client(stdio_client(stdio_server_parameters, errlog=stderr)) as client:
             yield client
     assert "Traceback" not in (folder / "stderr").read_text()
     assert (folder / "code").read_text() == "0\n"
@@ -69,7 +71,7 @@ async def wait(client, run, **heard):
 def front(tmp_path_factory):
     """One for all tests here: each has a store of its own."""
     with FakeEngine(slots=4, token_ms=12) as engine:
-        made = GatewayProcess(tmp_path_factory.mktemp("front") / "gateway.log")
+        gateway_process = GatewayProcess(tmp_path_factory.mktemp("front") / "gateway.log")
         try:
             replica = {
                 "name": "r0",
@@ -78,10 +80,10 @@ def front(tmp_path_factory):
                 "slots": 4,
                 "confirms": "slots",
             }
-            made.serve([replica], ())
-            yield made
+            gateway_process.serve([replica], ())
+            yield gateway_process
         finally:
-            made.close()
+            gateway_process.close()
 
 
 SHORT = [{"id": f"file-{n}", "text": f"number {n}"} for n in range(12)]

@@ -101,7 +101,7 @@ def put_swarm(paths, tasks, results, *, end="done"):
         session = swarm.open_session(
             run, at=time.time() - 50, agents=4, endpoint={}, simulated=False
         )
-        swarm.record(run, [Recorded(None, one) for one in results])
+        swarm.record(run, [Recorded(None, result) for result in results])
         if end is not None:
             swarm.close_session(run, session, at=time.time(), outcome=end)
     return run

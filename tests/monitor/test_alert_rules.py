@@ -208,8 +208,10 @@ def test_of_several_series_the_worst_speaks_and_of_several_changes_the_latest():
     assert alerts.worst([well, between]) is between
     assert alerts.worst([well]) is well
     assert alerts.worst([]) is None
-    other = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
-    finding = alerts.shift("box", [change(0.8, NOW - 9000), change(0.95, NOW - 3600, other)], NOW)
+    series_key = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
+    finding = alerts.shift(
+        "box", [change(0.8, NOW - 9000), change(0.95, NOW - 3600, series_key)], NOW
+    )
     assert finding.since == NOW - 3600
 
 

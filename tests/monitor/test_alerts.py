@@ -163,8 +163,8 @@ def found_down(series):
 def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
     """But not what is over by then."""
     rig, _ = found_down(series)
-    gone = series.open_alert(records.Alert(records.AlertRule.TTFT, "box", rig.now, "late"))
-    series.close_alert(gone, rig.now + 60, "over")
+    alert = series.open_alert(records.Alert(records.AlertRule.TTFT, "box", rig.now, "late"))
+    series.close_alert(alert, rig.now + 60, "over")
     old = series.open_alert(
         records.Alert(records.AlertRule.SLOWER, "box", START - 9 * 86400, "slow")
     )

@@ -100,9 +100,9 @@ def test_nothing_and_nearly_nothing_is_shown_as_such(series, values):
 def test_too_many_samples_are_read_by_their_hours(series, monkeypatch):
     add(series, [70.0] * 20, every_s=HOUR_S / 2)
     monkeypatch.setattr(history, "MOST_POINTS", 19)
-    found = history.read_window(series, KEY, START, START + 15 * HOUR_S)
-    assert (found.span_s, len(found.spans), found.points) == (HOUR_S, 10, ())
-    assert found.quiet(START, START + 2 * HOUR_S) == [
+    window = history.read_window(series, KEY, START, START + 15 * HOUR_S)
+    assert (window.span_s, len(window.spans), window.points) == (HOUR_S, 10, ())
+    assert window.quiet(START, START + 2 * HOUR_S) == [
         (START + 0.5 * HOUR_S, 70.0),
         (START + 1.5 * HOUR_S, 70.0),
     ]
@@ -273,7 +273,7 @@ def test_another_model_begins_a_new_series_and_is_neither_a_change_nor_a_regress
     (standing,) = target_statuses(series, now)
     assert standing.readings[0].ratio == pytest.approx(1, abs=0.05)
     history.find_changes(series, "box", now)
-    assert not [one for one in findings_of(series, BOX, Monitor(), now) if one.wrong]
+    assert not [finding for finding in findings_of(series, BOX, Monitor(), now) if finding.wrong]
 
 
 def test_a_change_within_either_model_is_still_found(series):

@@ -68,7 +68,7 @@ class World:
         await asyncio.sleep(self.takes_s)
         ended = self.moment().wall
         self.log.append(("end", due.target.name, ended - NOON))
-        made = Probe(
+        probe = Probe(
             due.target.name,
             due.era,
             due.slot,
@@ -81,9 +81,9 @@ class World:
         )
         if self.fails:
             return replace(
-                made, outcome=ProbeOutcome.FAILED, error_kind="connect", error="refused"
+                probe, outcome=ProbeOutcome.FAILED, error_kind="connect", error="refused"
             ), []
-        return made, [ProbeSample(began, Heat.HOT, ProbeShape.SHORT, 1, tok_s=50.0)]
+        return probe, [ProbeSample(began, Heat.HOT, ProbeShape.SHORT, 1, tok_s=50.0)]
 
     def loop_of(self, series=None):
         async def here(function, *arguments):
@@ -242,7 +242,7 @@ def test_what_was_probed_by_hand_meanwhile_is_not_news_to_the_loop(world, series
         await asyncio.sleep(600)
         for place, driver in enumerate(("570", "580")):
             at = one.moment().wall + place
-            made = Probe(
+            probe = Probe(
                 "box",
                 -1,
                 int(at),
@@ -252,7 +252,7 @@ def test_what_was_probed_by_hand_meanwhile_is_not_news_to_the_loop(world, series
                 started_at=at,
                 versions={"driver": driver},
             )
-            series.append_probe(made)
+            series.append_probe(probe)
         one.versions = {"driver": "580"}
 
     one.run(2 * HOUR, meanwhile=by_hand)
@@ -323,11 +323,11 @@ def test_another_model_is_told_once(world, series):
     ],
 )
 def test_a_target_without_room_went_neither_down_nor_up(probes, kinds):
-    seen = LastSeen()
+    last_seen = LastSeen()
     told = []
     for probe in probes:
-        told += [event.kind for event in events_since(seen, probe)]
-        seen.take(probe)
+        told += [event.kind for event in events_since(last_seen, probe)]
+        last_seen.take(probe)
     assert told == kinds
 
 
@@ -340,10 +340,10 @@ def test_a_target_without_room_went_neither_down_nor_up(probes, kinds):
     ],
 )
 def test_a_restart_is_told_by_the_process(before, after, anew):
-    made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE, host=before)
-    seen = LastSeen()
-    seen.take(made)
-    news = events_since(seen, replace(made, host=after))
+    probe = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE, host=before)
+    last_seen = LastSeen()
+    last_seen.take(probe)
+    news = events_since(last_seen, replace(probe, host=after))
     assert [event.kind for event in news] == ([EventKind.RESTART] if anew else [])
 
 
@@ -400,9 +400,9 @@ def test_an_event_is_written_with_its_probe_or_not_at_all(series):
         "box",
         {"since": NOON - HOUR, "error_kind": "connect"},
     )
-    made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.FAILED)
+    probe = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.FAILED)
     for _ in range(2):
-        series.append_probe(made, (), [event])
+        series.append_probe(probe, (), [event])
     assert len(series.events(*ALL)) == 1
     assert len(series.probes("box", *ALL)) == 1
 

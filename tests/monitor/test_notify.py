@@ -182,24 +182,24 @@ def state_of(pid):
 
 
 def test_addresses_and_tokens_come_from_variables_and_what_cannot_be_used_is_told_in_the_log():
-    wanted = Monitor(webhook_env="HOOK", webhook_token_env="TOKEN", webhook_shape="ntfy")
+    monitor = Monitor(webhook_env="HOOK", webhook_token_env="TOKEN", webhook_shape="ntfy")
     assert (
-        str(notify.webhook_of(wanted, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"}))
+        str(notify.webhook_of(monitor, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"}))
         == "https://ntfy.sh:443"
     )
     for env in ({}, {"HOOK": "https://ntfy.sh/t"}, {"HOOK": "secret", "TOKEN": "x"}):
         with pytest.raises(UserError) as caught:
-            notify.webhook_of(wanted, env)
+            notify.webhook_of(monitor, env)
         assert "secret" not in caught.value.message
     assert notify.webhook_of(Monitor(), {}) is None
     said = []
-    wanted = Monitor(webhook_env="HOOK", command=("true",))
+    monitor = Monitor(webhook_env="HOOK", command=("true",))
     assert [
         notifier.via
-        for notifier in notify.notifiers_of(wanted, {}, notify.Secrets([]), said.append)
+        for notifier in notify.notifiers_of(monitor, {}, notify.Secrets([]), said.append)
     ] == ["command"]
     assert said == ['alert.webhook unusable because="the variable `HOOK` is not set"']
-    both = notify.notifiers_of(wanted, {"HOOK": "http://x:1/y"}, notify.Secrets([]), said.append)
+    both = notify.notifiers_of(monitor, {"HOOK": "http://x:1/y"}, notify.Secrets([]), said.append)
     assert [notifier.via for notifier in both] == ["command", "webhook"]
 
 
@@ -236,9 +236,9 @@ def notice(what="opened", alert=DOWN):
 
 
 def test_an_end_says_how_long_it_was_words_are_filled_in_once_and_the_log_has_one_line_for_each():
-    told = notify.body_of(notice("closed", OVER), "ntfy", NTFY)
-    assert told["tags"] == ["white_check_mark"]
-    assert told["message"] == "box: no longer down after 30 min 00 s: it answers again"
+    body = notify.body_of(notice("closed", OVER), "ntfy", NTFY)
+    assert body["tags"] == ["white_check_mark"]
+    assert body["message"] == "box: no longer down after 30 min 00 s: it answers again"
     argv = notify.argv_of(
         ["notify-send", "{title}", "{message}", "{other} {}", "$(id)", "{value} {closed_at}"],
         notice(),

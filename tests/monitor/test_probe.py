@@ -45,18 +45,18 @@ def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks():
     with FakeEngine(slots=4, token_ms=15, ttft_ms=10) as slow:
         made, samples = probe(box(slow, long_tokens=32, concurrency=3))
     assert (made.outcome, made.era, made.slot, made.due_at) == (ProbeOutcome.DONE, 2, 7, 100.0)
-    kinds = [(one.heat, one.shape, one.concurrency) for one in samples]
+    kinds = [(sample.heat, sample.shape, sample.concurrency) for sample in samples]
     assert kinds == [
         (Heat.COLD, ProbeShape.SHORT, 1),
         (Heat.HOT, ProbeShape.SHORT, 1),
         (Heat.HOT, ProbeShape.LONG, 1),
         (Heat.HOT, ProbeShape.SHORT, 3),
     ]
-    assert [one.output_tokens for one in samples] == [16, 16, 32, 48]
-    for one in samples:
-        assert 5 < one.tok_s < 500  # about 66; the machine may be busy with other things
-        assert 5 < one.engine_tok_s < 500
-        assert one.ttft_ms > 9
+    assert [sample.output_tokens for sample in samples] == [16, 16, 32, 48]
+    for sample in samples:
+        assert 5 < sample.tok_s < 500  # about 66; the machine may be busy with other things
+        assert 5 < sample.engine_tok_s < 500
+        assert sample.ttft_ms > 9
     assert (made.running, made.waiting, made.busy) == (0, 0, False)
     assert made.versions["build"] == "skep-fake"
     assert made.started_at < made.ended_at
@@ -89,9 +89,11 @@ def test_a_sample_is_the_median_of_its_streams_and_the_sum_of_their_tokens():
         row(1, 2.0, 4.0, 101, 60.0),
         row(2, 1.25, 3.25, 41, None),
     ]
-    made = probing.sample_of(rows, 77.0, Heat.HOT, ProbeShape.SHORT, 3)
-    assert (made.tok_s, made.engine_tok_s, made.ttft_ms) == pytest.approx((50.0, 85.0, 500.0))
-    assert (made.effective_tok_s, made.output_tokens, made.prompt_tokens) == pytest.approx(
+    sample = probing.sample_of(rows, 77.0, Heat.HOT, ProbeShape.SHORT, 3)
+    assert (sample.tok_s, sample.engine_tok_s, sample.ttft_ms) == pytest.approx(
+        (50.0, 85.0, 500.0)
+    )
+    assert (sample.effective_tok_s, sample.output_tokens, sample.prompt_tokens) == pytest.approx(
         (81.0, 243, 27)
     )
     broken = replace(rows[0], error_kind="cut", error="the stream broke")
@@ -113,8 +115,8 @@ def test_a_few_words_or_one_piece_have_no_speed():
         )
 
     def speeds(one):
-        made = probing.sample_of([one], 77.0, Heat.HOT, ProbeShape.SHORT, 1)
-        return made.tok_s, made.engine_tok_s, made.effective_tok_s, made.ttft_ms
+        sample = probing.sample_of([one], 77.0, Heat.HOT, ProbeShape.SHORT, 1)
+        return sample.tok_s, sample.engine_tok_s, sample.effective_tok_s, sample.ttft_ms
 
     steady = tuple(1 + n / 10 for n in range(11))
     assert speeds(row(3, steady[:3])) == (None, None, None, 1000.0)
@@ -215,8 +217,8 @@ def test_who_came_and_went_is_found_by_tokens(before, after, own, others):
     ],
 )
 def test_load_is_read_by_the_names_of_each_engine(counters, running, waiting):
-    found = probing.load_of(counters)
-    assert (found.running, found.waiting) == (running, waiting)
+    load = probing.load_of(counters)
+    assert (load.running, load.waiting) == (running, waiting)
 
 
 @pytest.mark.parametrize(
@@ -239,13 +241,13 @@ def test_what_goes_wrong_becomes_a_probe_that_failed(engine, fault, kind):
     assert (made.outcome, made.error_kind) == (ProbeOutcome.FAILED, kind)
     assert made.error
     assert "\n" not in made.error
-    assert [one.error_kind for one in samples] == ([] if "path" in fault else [kind])
+    assert [sample.error_kind for sample in samples] == ([] if "path" in fault else [kind])
 
 
 def test_a_target_that_fails_in_the_middle_keeps_what_it_brought(engine):
     engine.fault(kind="close-mid", after_tokens=30, times=None)
     made, samples = probe(box(engine, long_tokens=64))
-    assert (made.outcome, [one.error_kind for one in samples]) == (
+    assert (made.outcome, [sample.error_kind for sample in samples]) == (
         ProbeOutcome.FAILED,
         [None, None, "cut"],
     )

@@ -91,9 +91,9 @@ class Installation:
         return done
 
     def up(self, *args):
-        told = json.loads(self.run(*args, "--port", "0", "-d", "--json").stdout)
-        self.url = told["url"]
-        return told
+        document = json.loads(self.run(*args, "--port", "0", "-d", "--json").stdout)
+        self.url = document["url"]
+        return document
 
     def rows(self):
         return {row["name"]: row for row in json.loads(self.run("ps", "--json").stdout)}

@@ -34,9 +34,9 @@ def node_env(tmp_path_factory):
 
 @pytest.fixture
 def nodes(node_env):
-    made = Nodes(node_env)
-    yield made
-    made.close()
+    nodes = Nodes(node_env)
+    yield nodes
+    nodes.close()
 
 
 @pytest.fixture

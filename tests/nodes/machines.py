@@ -42,8 +42,8 @@ def cannot():
         if shutil.which(tool) is None:
             return f"machines of namespaces need `{tool}`"
     try:
-        with Box("probe") as switch, Box("probe2") as other:
-            switch.sh(f"ip link add v0 type veth peer name eth0 netns {other.pid}")
+        with Box("probe") as switch, Box("probe2") as box:
+            switch.sh(f"ip link add v0 type veth peer name eth0 netns {box.pid}")
     except (OSError, subprocess.SubprocessError, AssertionError) as error:
         return f"namespaces cannot be made here (not root?): {error}"
     return None
@@ -204,10 +204,10 @@ class Room:
         self._switch.sh(f"ip link set to-{name} master br0 up")
         box.sh(f"ip addr add {NETWORK}.{number}/24 dev eth0")
         box.sh("ip link set eth0 up")
-        made = self.machines[name] = Machine(
+        machine = self.machines[name] = Machine(
             box, f"{NETWORK}.{number}", self._folders(name), self._env
         )
-        return made
+        return machine
 
     def pull(self, name):
         """The cable: nothing is closed, nobody is told."""

@@ -109,13 +109,13 @@ def test_a_cancelled_one_leaves_no_place_behind_that_would_take_what_comes_free(
     large = replace(ONE, place=PlacementRequest(cpus=64.0))
 
     async def play(launch, wait_s):
-        said = Words()
-        making = asyncio.create_task(actors.ensure(launch, {}, said.say))
+        words = Words()
+        making = asyncio.create_task(actors.ensure(launch, {}, words.say))
         await asyncio.wait({making}, timeout=wait_s)
         making.cancel()
         await asyncio.wait({making})
         assert making.cancelled()
-        return said
+        return words
 
     assert "waits for room: needs 64 CPUs on one node; " in asyncio.run(play(large, 4.0))[-1][1]
     assert actors.all_names() == []
@@ -152,11 +152,11 @@ def test_what_failed_before_its_engine_was_made_is_tried_again(nodes, actors, tm
     ensure(actors, replace(ONE, checkpoint=str(weights)))
     assert "does not exist on this node" in row_when(actors, "failed")["why"]
     mark = f"{user_paths(os.environ).logs / 'posts' / f'h@{nodes.address}'}:m-0;"
-    with subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: mark}) as left:
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: mark}) as popen:
         weights.mkdir()
         asyncio.run(actors.ask("m-0", "restart"))
         row_when(actors, "ready")
-        assert left.wait(10.0) == -9
+        assert popen.wait(10.0) == -9
 
 
 def test_a_pull_that_failed_is_tried_again_by_itself(actors):
@@ -172,11 +172,11 @@ def test_a_pull_that_failed_is_tried_again_by_itself(actors):
 
 
 def test_an_actor_that_ray_cannot_make_is_told_as_failed(actors):
-    said = Words()
+    words = Words()
     actors.policy = {"start_deadline_s": "never"}
-    ensure(actors, ONE, said)
-    assert said[-1][0] == "failed"
-    assert "start_deadline_s" in said[-1][1]
+    ensure(actors, ONE, words)
+    assert words[-1][0] == "failed"
+    assert "start_deadline_s" in words[-1][1]
 
 
 def test_an_actor_that_nobody_asks_begins_and_belongs_to_one_gateway(actors):

@@ -90,10 +90,10 @@ def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole
     one = machine()
     port = first_port()
     done = one.run("cluster", "start", "--port", str(port), "--name", "alone", "--json")
-    told = json.loads(done.stdout)
-    assert (told["head"], told["name"]) == (f"127.0.0.1:{port}", "alone")
+    document = json.loads(done.stdout)
+    assert (document["head"], document["name"]) == (f"127.0.0.1:{port}", "alone")
     assert "it listens on loopback only" in done.stderr
-    assert "mark" not in told
+    assert "mark" not in document
 
     (node,) = json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]
     assert (node["name"], node["alive"], node["here"], node["replicas"]) == (
@@ -136,7 +136,7 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
     head = machine()
     node = machine()
     port = first_port()
-    said = head.run(
+    stderr = head.run(
         "cluster",
         "start",
         "--address",
@@ -148,8 +148,8 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
         "--cpus",
         "1",
     ).stderr
-    assert f"127.0.0.2:{port}" in said
-    assert "warning: Ray listens on every interface" in said
+    assert f"127.0.0.2:{port}" in stderr
+    assert "warning: Ray listens on every interface" in stderr
     address = f"127.0.0.2:{port}"
     with_ip = ["--address", "127.0.0.3", "--port", str(first_port()), "--name", "b"]
 

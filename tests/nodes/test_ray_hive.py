@@ -20,8 +20,8 @@ def test_a_hive_on_three_nodes_serves_drains_scales_and_leaves_nothing_behind(no
     assert "NODE" in one.run("ps").stdout
     assert chat(one.url).usage.completion_tokens
 
-    told = one.run("logs", f"{MODEL}-0", "-n", "3").stdout
-    assert len(told.splitlines()) == 3
+    stdout = one.run("logs", f"{MODEL}-0", "-n", "3").stdout
+    assert len(stdout.splitlines()) == 3
 
     one.run("drain", f"{MODEL}-0", "--wait")
     assert [one.rows()[f"{MODEL}-{number}"]["state"] for number in range(2)] == [
@@ -73,8 +73,8 @@ def test_a_node_killed_under_load_loses_no_request_and_its_replica_moves(nodes, 
     assert account.ended == account.begun
     assert sum(account.refused.values()) == 0, account
     assert sum(account.cut.values()) <= 2, "no more than its slots were under way there"
-    told = json.loads(one.run("ps", "--json").stdout)
-    gateway = next(row for row in told if row["kind"] == "gateway")
+    document = json.loads(one.run("ps", "--json").stdout)
+    gateway = next(row for row in document if row["kind"] == "gateway")
     assert (gateway["busy"], gateway["queued"]) == (0, 0)
 
 

@@ -26,9 +26,9 @@ EVERYWHERE = {"*", "0.0.0.0", "::"}
 def room(tmp_path_factory, node_env):
     if (why := cannot()) is not None:
         pytest.skip(why)
-    made = Room(tmp_path_factory.mktemp, node_env)
-    yield made
-    made.close()
+    room = Room(tmp_path_factory.mktemp, node_env)
+    yield room
+    room.close()
 
 
 @pytest.fixture

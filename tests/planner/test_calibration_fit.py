@@ -80,10 +80,10 @@ def test_known_factors_are_found_again(name):
     setup, rig = SETUPS[name]
     true = StepTuning(1.3, 0.6, 1.8)
     measured = as_measured(setup, rig, true)
-    found = fit(speed_model_maker(setup, rig, Constants(), measured), measured).tuning
-    assert found.decode == pytest.approx(1.3, rel=1e-6)
-    assert found.prompt == pytest.approx(1.8, rel=1e-6)
-    assert found.batch == pytest.approx(0.6, rel=1e-3)
+    tuning = fit(speed_model_maker(setup, rig, Constants(), measured), measured).tuning
+    assert tuning.decode == pytest.approx(1.3, rel=1e-6)
+    assert tuning.prompt == pytest.approx(1.8, rel=1e-6)
+    assert tuning.batch == pytest.approx(0.6, rel=1e-3)
 
 
 def test_the_calibrated_prediction_is_what_was_measured_and_without_a_higher_level_the_rest_as_predicted():

@@ -29,7 +29,7 @@ def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
     rated = [plan.rated for plan in found.plans]
     assert [first_of(rated[place:]) for place in range(len(rated))] == rated
     for plan in found.plans:
-        assert all(found.verdict != "refused" for found in plan.rated.findings)
+        assert all(finding.verdict != "refused" for finding in plan.rated.findings)
         assert fits(plan.setup, plan.rated.card, context=plan.setup.context).fits
 
 

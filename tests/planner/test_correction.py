@@ -35,8 +35,8 @@ TWO = parse_rig("2x rtx-3090")
 
 
 def factor(setup, rig=TWO, agents=4, basis=None):
-    found = correction_of(setup, rig, basis or Basis(published_constants()), agents)
-    return None if found is None else found.factor
+    correction = correction_of(setup, rig, basis or Basis(published_constants()), agents)
+    return None if correction is None else correction.factor
 
 
 def test_a_layout_slower_than_predicted_is_corrected_and_another_rig_is_not():
@@ -53,10 +53,10 @@ def test_formats_and_drafts_of_a_layout_share_its_correction():
 
 
 def test_a_calibration_of_this_machine_goes_before_rows_of_others():
-    own = Basis(
+    basis = Basis(
         published_constants(), StepTuning(decode=1.2, rests_on="calibrated"), calibrated=True
     )
-    assert factor(MIXTURE, basis=own) is None
+    assert factor(MIXTURE, basis=basis) is None
 
 
 def test_a_row_over_nvlink_says_nothing_of_cards_on_pcie():

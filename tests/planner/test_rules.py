@@ -42,20 +42,20 @@ def read_example(text):
     """
     words, _, cards = text.partition(" on ")
     model, quant, *settings = words.split()
-    told = dict(each.split("=") for each in settings)
+    told = dict(setting.split("=") for setting in settings)
     layout = {key: int(told.pop(key)) for key in ("tp", "pp", "ep", "replicas") if key in told}
     link, (method, _, depth) = told.pop("link", None), told.pop("spec", "").partition(":")
     if cards == "nothing":
-        found = Rig(())
+        rig = Rig(())
     else:
-        found = parse_rig(cards, None if link == "none" else link)
+        rig = parse_rig(cards, None if link == "none" else link)
     more = {key: SETTINGS[key](value) for key, value in told.items() if key in SETTINGS}
     kv = told.get("kv", "bf16")
     engine = told.get("engine", "vllm")
     made = setup(
         geometry(model), quant, kv, engine, **layout, spec=int(depth or 0), method=method, **more
     )
-    return made, replace(found, default_link=None) if link == "none" else found
+    return made, replace(rig, default_link=None) if link == "none" else rig
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.verdict}")
@@ -151,16 +151,16 @@ def test_no_setup_makes_a_rule_raise_and_every_sentence_is_a_line_that_names_som
             made.kv.title,
             *(card.id for card in on.cards),
         }
-        for found in findings:
-            assert found.verdict in ("refused", "costs", "depends", "fine")
-            assert "\n" not in found.sentence
-            assert 20 < len(found.sentence) < 260
-            assert not found.sentence.endswith(".")
-            assert any(c.isdigit() for c in found.sentence) or any(
-                name in found.sentence for name in named
+        for finding in findings:
+            assert finding.verdict in ("refused", "costs", "depends", "fine")
+            assert "\n" not in finding.sentence
+            assert 20 < len(finding.sentence) < 260
+            assert not finding.sentence.endswith(".")
+            assert any(c.isdigit() for c in finding.sentence) or any(
+                name in finding.sentence for name in named
             )
-            assert found.source
-            assert found.remedy is None or found.remedy
+            assert finding.source
+            assert finding.remedy is None or finding.remedy
 
 
 @pytest.mark.parametrize(

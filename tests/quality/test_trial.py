@@ -150,18 +150,19 @@ def test_one_is_the_base_whether_it_is_named_or_not_and_a_level_above_it_is_need
 
 
 def test_llama_cpp_is_told_to_use_no_cache_and_vllm_gets_a_salt_for_each_request():
-    one = ItemPass(4, 0, LOAD)
+    item_pass = ItemPass(4, 0, LOAD)
     names = ("xllamacpp 2026.1", "llama.cpp b11434-1a2b3c4", "llamacpp")
     for told in (*({"engine": name} for name in names), {"build": "b6000-abc"}):
-        assert uncached(told, one, 3, "s") == {"cache_prompt": False}
-    asked = [(of, index) for of in (one, ItemPass(1, 0, BASE)) for index in range(3)]
+        assert uncached(told, item_pass, 3, "s") == {"cache_prompt": False}
+    asked = [(of, index) for of in (item_pass, ItemPass(1, 0, BASE)) for index in range(3)]
     salts = [
         uncached({"engine": "vllm 0.19.1"}, of, index, "5a17")["cache_salt"] for of, index in asked
     ]
     assert len(set(salts)) == 6
     assert not set("@/\\\0") & set("".join(salts))  # vLLM refuses these
     assert all(
-        not uncached({"engine": name}, one, 3, "s") for name in ("sglang 0.5", "ollama 0.12", "")
+        not uncached({"engine": name}, item_pass, 3, "s")
+        for name in ("sglang 0.5", "ollama 0.12", "")
     )
-    both = uncached({"engine": "vllm 0.19.1, xllamacpp 2026.1"}, one, 3, "s")
+    both = uncached({"engine": "vllm 0.19.1, xllamacpp 2026.1"}, item_pass, 3, "s")
     assert set(both) == {"cache_prompt", "cache_salt"}

@@ -30,9 +30,9 @@ context = 1024
 
 @pytest.fixture(scope="module")
 def hive(tmp_path_factory):
-    made = RealHive(tmp_path_factory.mktemp("llama"), SERVE)
-    yield made
-    made.down()
+    real_hive = RealHive(tmp_path_factory.mktemp("llama"), SERVE)
+    yield real_hive
+    real_hive.down()
 
 
 def test_it_comes_ready_with_its_slots_and_tells_its_version(hive):
@@ -44,11 +44,11 @@ def test_it_comes_ready_with_its_slots_and_tells_its_version(hive):
 def test_its_metrics_are_read_in_the_one_form(hive):
     before = parse_metrics(hive.metrics())
     with openai.OpenAI(base_url=f"{hive.url}/v1", api_key="none", max_retries=0) as client:
-        told = client.completions.create(
+        usage = client.completions.create(
             model=MODEL, prompt="One, two,", max_tokens=5, temperature=0
         ).usage
     figures = counted(before, parse_metrics(hive.metrics()))
-    assert figures["output_tokens"] == told.completion_tokens
+    assert figures["output_tokens"] == usage.completion_tokens
     assert figures["decode_busy_s"] > 0
 
 

@@ -37,9 +37,9 @@ graphs = false
 
 @pytest.fixture(scope="module")
 def hive(tmp_path_factory):
-    made = RealHive(tmp_path_factory.mktemp("vllm"), SERVE)
-    yield made
-    made.down()
+    real_hive = RealHive(tmp_path_factory.mktemp("vllm"), SERVE)
+    yield real_hive
+    real_hive.down()
 
 
 def test_it_comes_ready_warmed_up_and_tells_its_version(hive):
@@ -65,12 +65,12 @@ def test_the_openai_client_gets_sense_streamed_and_whole(hive):
 def test_its_metrics_are_read_in_the_one_form(hive):
     before = parse_metrics(hive.metrics())
     with openai.OpenAI(base_url=f"{hive.url}/v1", api_key="none", max_retries=0) as client:
-        told = client.completions.create(
+        usage = client.completions.create(
             model=MODEL, prompt="One, two,", max_tokens=5, temperature=0
         ).usage
     figures = counted(before, parse_metrics(hive.metrics()))
-    assert figures["output_tokens"] == told.completion_tokens
-    assert figures["prompt_tokens"] == told.prompt_tokens
+    assert figures["output_tokens"] == usage.completion_tokens
+    assert figures["prompt_tokens"] == usage.prompt_tokens
     assert figures["ttft_s"] > 0
 
 

@@ -39,8 +39,8 @@ def test_runs_of_the_same_second_are_told_apart_by_their_id(run, summary):
 def test_every_run_has_its_own_look(run, summary):
     """Colour is never alone: letter, and dash with shape, differ too."""
     runs = series_of([(replace(run, id=str(i)), summary) for i in range(MOST_RUNS)])
-    assert len({one.colour for one in runs}) == len({one.letter for one in runs}) == MOST_RUNS
-    assert len({(one.dash, one.shape) for one in runs}) == MOST_RUNS
+    assert len({run.colour for run in runs}) == len({run.letter for run in runs}) == MOST_RUNS
+    assert len({(run.dash, run.shape) for run in runs}) == MOST_RUNS
 
 
 def test_runs_that_are_not_plain_measurements_have_banners(run, other, summary):

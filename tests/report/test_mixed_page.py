@@ -69,7 +69,7 @@ def _summary(levels, values):
     return MixedSummary(
         "01GPT",
         "gpt-oss-20b",
-        tuple(_level(*one) for one in levels),
+        tuple(_level(*level) for level in levels),
         axes,
         Advice(3, "P1+S1-S2", reasons),
     )
@@ -130,7 +130,7 @@ def test_answers_that_did_not_pass_are_listed_with_their_reason(one):
         Verdict(0, 0, 9000, "S4", VerdictOutcome.WRONG, "warm-up"),
     ]
     (table,) = [table for table in tables_of(GPT, verdicts) if "did not pass" in table.title]
-    cells = [[one.cell(record) for one in table.columns] for record in table.records]
+    cells = [[column.cell(record) for column in table.columns] for record in table.records]
     assert cells == [["5", "S3", "2", "broken", "SyntaxError in line 3"]]
     assert "5 S3 2 broken SyntaxError in line 3" in plain(mixed_page(one, GPT, verdicts))
 

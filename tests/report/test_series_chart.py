@@ -96,7 +96,7 @@ def _svg(picture):
 def test_days_begin_at_midnight_on_both_sides_of_a_clock_change(days, labels):
     """The 25th of October 2026 has 25 hours in Berlin. The year is told where it begins."""
     picture = Picture("box", "", "tok/s", SINCE, SINCE + days * DAY_S, [Track("box", _points())])
-    found = [one for one in words_of(_svg(picture)) if re.match("[0-9]+ [A-Z]|[A-Z]|.*:", one)]
+    found = [word for word in words_of(_svg(picture)) if re.match("[0-9]+ [A-Z]|[A-Z]|.*:", word)]
     assert found[: len(labels)] == labels
 
 

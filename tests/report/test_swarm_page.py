@@ -46,8 +46,8 @@ def test_the_picture_is_a_document_with_a_bar_for_every_attempt(tasks):
     story = busy_story(tasks, 64)
     root = ET.fromstring(gantt_element(story))
     titles = [one.text or "" for one in root.iter("title")]
-    assert {one.partition(":")[0] for one in titles if "task-" in one} == {
-        one.task for one in story.attempts
+    assert {title.partition(":")[0] for title in titles if "task-" in title} == {
+        attempt.task for attempt in story.attempts
     }
 
 

@@ -89,9 +89,9 @@ def test_knee_and_cliff_are_marked_where_they_are_known(told):
     both = values_of(charts.effective_chart(told.levels, told.turning), "label")
     assert {"knee: C = 8", "cliff: C = 8"} <= set(both)
     unsure = Turning(8, (4, 16), None, None, None, sure=False, unclear=(8, 16))
-    one = values_of(charts.effective_chart(told.levels, unsure), "label")
-    assert "knee: C = 8" in one
-    assert not any("cliff" in word for word in one)
+    values = values_of(charts.effective_chart(told.levels, unsure), "label")
+    assert "knee: C = 8" in values
+    assert not any("cliff" in word for word in values)
 
 
 def test_percentiles_are_named_at_the_end_of_their_curves(levels):

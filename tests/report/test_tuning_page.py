@@ -41,7 +41,7 @@ def test_the_gain_is_the_product_of_what_stood_side_by_side_with_its_interval():
     )
     widest = max(math.log(one.ratio.high / one.ratio.estimate) for one in accepted(stages))
     assert widest < math.log(gain.high / gain.estimate) < 4 * widest
-    drifted = [replace(one, figure=Interval(1, 2, 3)) for one in stages]
+    drifted = [replace(stage, figure=Interval(1, 2, 3)) for stage in stages]
     assert total_gain(drifted) == gain
 
 
@@ -49,10 +49,12 @@ def test_a_gain_without_all_its_ratios_is_not_told():
     stages = sample_stages()
     assert total_gain(stages[:1]) is None
     assert (
-        total_gain([replace(one, ratio=None) if one.number == 4 else one for one in stages])
+        total_gain(
+            [replace(stage, ratio=None) if stage.number == 4 else stage for stage in stages]
+        )
         is None
     )
-    open_ended = [replace(one, ratio=Interval(0.0, 2.0, math.inf)) for one in stages]
+    open_ended = [replace(stage, ratio=Interval(0.0, 2.0, math.inf)) for stage in stages]
     assert ratio_range(total_gain(open_ended)) == "–"
 
 
@@ -77,9 +79,9 @@ def test_the_picture_has_a_bar_as_long_as_its_figure_for_each_step_that_was_kept
     spec = ladder_chart(sample_tuning(), sample_stages())
     rows = spec["layer"][0]["data"]["values"]
     assert [(row["name"], row["value"]) for row in rows] == [
-        (f"{one.number}. {one.title}", one.figure.estimate)
-        for one in sample_stages()
-        if one.decision.value in ("baseline", "accepted")
+        (f"{sample_stage.number}. {sample_stage.title}", sample_stage.figure.estimate)
+        for sample_stage in sample_stages()
+        if sample_stage.decision.value in ("baseline", "accepted")
     ]
     assert spec["encoding"]["x"]["scale"]["domain"][0] == 0
     assert rows[-1]["label"] == "190, 1.11×, best"
@@ -120,7 +122,11 @@ def test_a_baseline_that_does_not_start_is_told_with_its_log_line():
 def test_the_headline_claims_no_product_of_one_step_and_no_gain_where_nothing_was_better():
     said = headline(sample_tuning(), sample_stages()[:4]).replace("\xa0", " ")
     assert said == "From 25.1 to 43.2 tok/s at C = 4 in one step: 1.72× (95 %: 1.69–1.75)"
-    stages = [one for one in sample_stages() if one.decision is not StageDecision.ACCEPTED]
+    stages = [
+        sample_stage
+        for sample_stage in sample_stages()
+        if sample_stage.decision is not StageDecision.ACCEPTED
+    ]
     assert headline(sample_tuning(), stages).endswith("none of 7 changes was shown to be better")
     assert "no change was shown to be better" in tuning_page(sample_tuning(), stages)
 
@@ -133,7 +139,8 @@ def test_what_was_not_kept_is_folded_away():
 
 def test_intervals_without_an_end_are_drawn_without_one():
     endless = [
-        one.figure and Interval(0.0, one.figure.estimate, math.inf) for one in sample_stages()
+        sample_stage.figure and Interval(0.0, sample_stage.figure.estimate, math.inf)
+        for sample_stage in sample_stages()
     ]
     stages = [
         replace(one, figure=figure) for one, figure in zip(sample_stages(), endless, strict=True)

@@ -24,7 +24,7 @@ def _read(table):
 
 
 def shown(columns, records):
-    return [[one.cell(record) for one in columns] for record in records]
+    return [[column.cell(record) for column in columns] for record in records]
 
 
 def test_effective_columns_have_every_level_of_any(summary, slow):
@@ -38,7 +38,7 @@ def test_effective_columns_have_every_level_of_any(summary, slow):
         ("x", replace(summary, levels=(summary.levels[0], dead))),
     ]
     columns = tables.effective_columns(runs)
-    assert [one.title for one in columns] == ["Config", "C=1", "C=4", "C=8", "C=16"]
+    assert [column.title for column in columns] == ["Config", "C=1", "C=4", "C=8", "C=16"]
     assert shown(columns, runs) == [
         ["MoE", "41.7", "127", "195", "231"],
         ["Dense", "10.4", "31.7", "–", "–"],

@@ -54,10 +54,10 @@ def test_nor_on_a_machine_whose_starts_differ_more_than_one_would_think(noise, s
     accepted = 0
     for seed in range(200):
         rng = Random(seed)
-        known = MeasurementNoise()
-        known.add_means([rng.gauss(0, start), rng.gauss(0, start)], [6, 6], sides=1)
+        measurement_noise = MeasurementNoise()
+        measurement_noise.add_means([rng.gauss(0, start), rng.gauss(0, start)], [6, 6], sides=1)
         accepted += (
-            fought(0.0, seed + 1000, noise=noise, start=start, known=known).verdict
+            fought(0.0, seed + 1000, noise=noise, start=start, known=measurement_noise).verdict
             is SequentialVerdict.BETTER
         )
     assert accepted <= 14  # five in a hundred, and what chance does to two hundred
@@ -104,8 +104,8 @@ def test_starts_that_differ_widen_the_interval_and_one_outlier_does_not_decide()
 
 def test_a_large_gain_is_seen_in_two_rounds_and_a_small_one_ends_after_so_many():
     contests = [fought(0.3, seed) for seed in range(40)]
-    assert all(one.verdict is SequentialVerdict.BETTER for one in contests)
-    assert sum(one.rounds == 2 for one in contests) > 35
+    assert all(contest.verdict is SequentialVerdict.BETTER for contest in contests)
+    assert sum(contest.rounds == 2 for contest in contests) > 35
     small = fought(0.015, 7, rounds=3)
     assert (small.rounds <= 3, small.verdict is SequentialVerdict.OPEN) == (True, False)
 

@@ -50,10 +50,10 @@ def test_levels_that_cannot_be_told_apart_have_no_knee():
 
 def test_a_sure_knee_is_told_beside_an_unclear_cliff():
     curve = [LevelPoint(c, (v, v * 1.002, v * 0.998)) for c, v in {1: 50, 2: 100, 4: 101}.items()]
-    found = find_turning([*curve, LevelPoint(8, (97.0, 93.0, 95.5))])
-    assert (found.knee, found.knee_bracket) == (2, (1, 2))
-    assert (found.cliff, found.drop_pct, found.sure) == (None, None, False)
-    assert found.unclear == (4, 8)
+    turning = find_turning([*curve, LevelPoint(8, (97.0, 93.0, 95.5))])
+    assert (turning.knee, turning.knee_bracket) == (2, (1, 2))
+    assert (turning.cliff, turning.drop_pct, turning.sure) == (None, None, False)
+    assert turning.unclear == (4, 8)
 
 
 def test_levels_whose_intervals_overlap_have_neither_knee_nor_cliff():
@@ -63,22 +63,22 @@ def test_levels_whose_intervals_overlap_have_neither_knee_nor_cliff():
     curve = points({1: 50.0, 2: 100.0, 4: 100.5, 8: 80.0}, repeats=6)
     assert (find_turning(curve).knee, find_turning(curve).cliff) == (2, 4)
     wide = {2: (78.0, 122.0), 8: (76.0, 84.0), 4: (79.0, 122.0)}
-    found = find_turning(
+    turning = find_turning(
         [LevelPoint(p.concurrency, p.values, spread=wide.get(p.concurrency)) for p in curve]
     )
-    assert (found.cliff, found.unclear) == (None, (4, 8))
+    assert (turning.cliff, turning.unclear) == (None, (4, 8))
     wide = {1: (20.0, 80.0), 2: (70.0, 130.0), 4: (70.0, 130.0)}
-    found = find_turning(
+    turning = find_turning(
         [LevelPoint(p.concurrency, p.values, spread=wide.get(p.concurrency)) for p in curve]
     )
-    assert found.knee is None
-    assert {1, 2} <= {*found.unclear}
+    assert turning.knee is None
+    assert {1, 2} <= {*turning.unclear}
 
 
 def test_levels_with_too_few_tasks_are_named_and_never_used():
     curve = [*points({1: 50.0, 2: 100.0, 4: 101.0}), LevelPoint(8, (40.0, 40.1, 40.2), few=True)]
-    found = find_turning(curve)
-    assert (found.knee, found.cliff, found.few, found.sure) == (2, None, (8,), False)
+    turning = find_turning(curve)
+    assert (turning.knee, turning.cliff, turning.few, turning.sure) == (2, None, (8,), False)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_levels_with_too_few_tasks_are_named_and_never_used():
 )
 def test_a_curve_without_a_cliff_has_a_knee_or_none(curve, knee, bracket):
     """None is made up at the last level; a curve falls for good or it does not fall."""
-    found = find_turning(points(curve))
-    assert (found.knee, found.knee_bracket) == (knee, bracket)
-    assert (found.cliff, found.cliff_bracket, found.drop_pct) == (None, None, None)
+    turning = find_turning(points(curve))
+    assert (turning.knee, turning.knee_bracket) == (knee, bracket)
+    assert (turning.cliff, turning.cliff_bracket, turning.drop_pct) == (None, None, None)
 
 
 def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff_and_one_that_the_client_limited_says_nothing():
@@ -103,8 +103,8 @@ def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff_and_one_that_the_
 
     Repeats of one level may come apart: C=1 is measured again at the end of a run.
     """
-    found = find_turning([*points({1: 50.0, 2: 100.0}), LevelPoint(4, (0.0, 0.0))])
-    assert (found.cliff, found.cliff_bracket, found.drop_pct) == (2, (2, 4), 100)
+    turning = find_turning([*points({1: 50.0, 2: 100.0}), LevelPoint(4, (0.0, 0.0))])
+    assert (turning.cliff, turning.cliff_bracket, turning.drop_pct) == (2, (2, 4), 100)
     split = [*points({1: 50.0}, repeats=1), *points(SATURATING), LevelPoint(1, (50.1,))]
     assert find_turning(split).knee == 8
     limited = [
@@ -129,18 +129,18 @@ def test_too_few_levels_say_nothing(levels):
 )
 def test_brackets_are_always_in_order_and_measured(levels):
     """Whatever came in."""
-    found = find_turning([LevelPoint(c, tuple(values)) for c, values in levels.items()])
-    if found.knee is not None:
-        low, high = found.knee_bracket
+    turning = find_turning([LevelPoint(c, tuple(values)) for c, values in levels.items()])
+    if turning.knee is not None:
+        low, high = turning.knee_bracket
         assert low < high
         assert high in levels
         assert low in {0, *levels}
-        assert low < found.knee <= high
-    if found.cliff is not None:
-        low, high = found.cliff_bracket
+        assert low < turning.knee <= high
+    if turning.cliff is not None:
+        low, high = turning.cliff_bracket
         assert low < high
-        assert low <= found.cliff < high
-        assert 0 < found.drop_pct <= 100
+        assert low <= turning.cliff < high
+        assert 0 < turning.drop_pct <= 100
 
 
 def test_a_flat_end_is_seldom_called_a_cliff():
@@ -155,6 +155,6 @@ def test_a_flat_end_is_seldom_called_a_cliff():
             LevelPoint(c, tuple(rng.gauss(1, 0.03) * v for _ in range(3)))
             for c, v in curve.items()
         ]
-        found = find_turning(levels)
-        falls += found.cliff is not None and found.sure
+        turning = find_turning(levels)
+        falls += turning.cliff is not None and turning.sure
     assert falls <= 0.03 * 300

@@ -60,11 +60,11 @@ def test_an_alert_is_open_until_it_is_closed(series):
     assert series.alerts()[1] == replace(alert, id=first)
     series.close_alert(first, 30.0, "it is quick again")
     closed = replace(alert, id=first, closed_at=30.0, closed_because="it is quick again")
-    assert [one.id for one in series.alerts()] == [second, first]
+    assert [alert.id for alert in series.alerts()] == [second, first]
     assert series.alerts()[1] == closed
-    assert [one.id for one in series.alerts(open_only=True)] == [second]
-    assert [one.id for one in series.alerts(since=30.5)] == [second]
-    assert [one.id for one in series.alerts(since=29.5)] == [second, first]
+    assert [alert.id for alert in series.alerts(open_only=True)] == [second]
+    assert [alert.id for alert in series.alerts(since=30.5)] == [second]
+    assert [alert.id for alert in series.alerts(since=29.5)] == [second, first]
     series.close_alert(first, 40.0, "it is quicker")  # the first end counts
     assert series.alerts()[1] == closed
     with pytest.raises(StoreError, match="FOREIGN KEY"):

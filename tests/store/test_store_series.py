@@ -158,7 +158,7 @@ def test_probes_come_newest_first_with_gaps_that_reach_into_the_window(series):
     add(series, [1.0, 2.0, 3.0], start=DAY + 2 * HOUR_S, first=first + 2)
     found = series.probes("box", DAY, DAY + 4 * HOUR_S)
     assert [one.slot - first for one in found] == [3, 2, -2]
-    assert [one.slot - first for one in series.probes("box", DAY, DAY + DAY_S, limit=1)] == [4]
+    assert [probe.slot - first for probe in series.probes("box", DAY, DAY + DAY_S, limit=1)] == [4]
 
 
 def test_coverage_counts_each_slot_of_a_gap_that_was_due_in_the_window(series):
@@ -184,14 +184,14 @@ def test_points_come_oldest_first_without_what_failed(series):
     series.append_probe(
         probe(8, DAY + 8 * HOUR_S), [sample(DAY + 8 * HOUR_S, 9.0, error_kind="timeout")]
     )
-    assert [(one.value, one.busy) for one in series.points(KEY, *ALWAYS)] == [
+    assert [(point.value, point.busy) for point in series.points(KEY, *ALWAYS)] == [
         (50.0, False),
         (51.0, False),
         (52.0, False),
         (30.0, True),
     ]
-    assert [one.value for one in series.points(KEY, DAY + HOUR_S, DAY + 2 * HOUR_S)] == [51.0]
-    assert [one.value for one in series.points(KEY, *ALWAYS, limit=2)] == [52.0, 30.0]
+    assert [point.value for point in series.points(KEY, DAY + HOUR_S, DAY + 2 * HOUR_S)] == [51.0]
+    assert [point.value for point in series.points(KEY, *ALWAYS, limit=2)] == [52.0, 30.0]
     assert series.points(KEY, *ALWAYS)[0] == SeriesPoint(DAY, 50.0, probe_id=1)
 
 
@@ -221,8 +221,8 @@ def test_hours_and_days_follow_the_samples(series):
         series.append_probe(probe(number, at), [sample(at, values[number])])
     days = series.spans(KEY, SpanKind.DAY, *ALWAYS)
     hours = series.spans(KEY, SpanKind.HOUR, *ALWAYS)
-    assert [(one.start, one.count) for one in days] == [(DAY, 48), (DAY + DAY_S, 12)]
-    assert [(one.start, one.count) for one in hours] == [
+    assert [(day.start, day.count) for day in days] == [(DAY, 48), (DAY + DAY_S, 12)]
+    assert [(hour.start, hour.count) for hour in hours] == [
         (DAY + number * HOUR_S, 2) for number in range(30)
     ]
     first = values[:48]
@@ -233,7 +233,7 @@ def test_hours_and_days_follow_the_samples(series):
     assert days[0].mean == pytest.approx(statistics.fmean(first))
     assert days[0].mad == statistics.median(abs(value - middle) for value in first)
     assert [
-        one.start for one in series.spans(KEY, SpanKind.HOUR, DAY + HOUR_S, DAY + 3 * HOUR_S)
+        span.start for span in series.spans(KEY, SpanKind.HOUR, DAY + HOUR_S, DAY + 3 * HOUR_S)
     ] == [
         DAY + HOUR_S,
         DAY + 2 * HOUR_S,

@@ -139,8 +139,8 @@ def test_the_first_result_stays_and_pending_tasks_have_the_tries_that_count(swar
     ]
     late = Recorded(attempt("a", AttemptOutcome.SUPERSEDED, number=2), result("a", "second"))
     assert swarm.record(run_id, [late, *done("b"), *done("b")]) == [result("b")]
-    assert [one.answer for one in swarm.results(run_id)] == ["first", "yes"]
-    assert [one.number for one in swarm.attempts(run_id, "a")] == [1, 2]
+    assert [result.answer for result in swarm.results(run_id)] == ["first", "yes"]
+    assert [attempt.number for attempt in swarm.attempts(run_id, "a")] == [1, 2]
     assert swarm.run(run_id).counts == Counts(2, 2, 0)
     # An attempt that was cancelled, or that another one overtook, says nothing of the task.
     run_id = begin(swarm, "a", "b", "c")
@@ -156,7 +156,7 @@ def test_the_first_result_stays_and_pending_tasks_have_the_tries_that_count(swar
     none, some = pending_tasks(swarm, run_id)
     assert (none.task, none.tries, none.first_at) == (task("a"), 0, None)
     assert (some.task, some.tries, some.first_at, some.attempts) == (task("c"), 2, AT + 5, 4)
-    assert [one.number for one in swarm.attempts(run_id, "c")] == [4, 3, 2, 1]
+    assert [attempt.number for attempt in swarm.attempts(run_id, "c")] == [4, 3, 2, 1]
 
 
 def test_two_tasks_of_one_id_and_what_names_a_task_that_is_not_there_are_refused_whole(swarm):
@@ -183,7 +183,7 @@ def test_odd_text_does_not_lose_a_result(swarm, odd):
         odd, odd
     )
     run_id = begin(swarm, tasks=[task(odd), task("b")], name=odd, model=odd, config={"goal": odd})
-    assert [one.id for one in swarm.tasks(run_id)] == [kept, "b"]
+    assert [task.id for task in swarm.tasks(run_id)] == [kept, "b"]
     row = Recorded(attempt(odd, error=odd, answer=odd), result(odd, odd, value=[odd], error=odd))
     (told,) = swarm.record(run_id, [row])
     found = swarm.result(run_id, odd)
@@ -293,7 +293,7 @@ def test_the_last_run_was_made_last_whatever_the_clock_and_tasks_of_a_later_stag
         swarm.add_tasks(run_id, [task("c", stage=1), task("d", stage=1), task("b", stage=1)]) == 1
     )
     assert swarm.add_tasks(run_id, []) == 0
-    assert [one.id for one in swarm.tasks(run_id)] == ["a", "b", "c", "d"]
+    assert [task.id for task in swarm.tasks(run_id)] == ["a", "b", "c", "d"]
 
 
 def full_run(swarm: SwarmStore) -> str:
@@ -356,7 +356,7 @@ def test_the_file_of_schema_seven_opens_with_its_swarm_and_a_task_that_named_too
             SwarmRunState.CANCELLED,
             Counts(3, 1, 1),
         )
-        assert [one.answer for one in swarm.results(run.id)] == ["An oak", "the Rhine"]
+        assert [result.answer for result in swarm.results(run.id)] == ["An oak", "the Rhine"]
         assert [one.id for one in swarm.pending(run.id)] == ["hill"]
         assert len(swarm.facts(run.id)) == 1
     # Earlier versions stored which tools its agent might use.

@@ -179,7 +179,7 @@ def test_whole_tunings_go_and_the_others_stay(tunings, store):
         tunings.delete([other, name])
     tunings.end_session(name, 1, at=AT + 5, outcome="stopped")
     assert tunings.delete([name, "unheard-of"]) == 1
-    assert [kept.id for kept in tunings.tunings()] == [other]
+    assert [tuning.id for tuning in tunings.tunings()] == [other]
     assert rows(store) == {
         table: int(table == "tunings") for table in (*TUNINGS.parts, TUNINGS.table)
     }

@@ -52,16 +52,16 @@ def test_a_full_disk_below_its_log_does_not_keep_the_process_or_its_children_ali
 
 
 async def test_a_client_that_does_not_read_its_answers_does_not_keep_the_control_socket(tmp_path):
-    asked = asyncio.Event()
+    event = asyncio.Event()
 
     async def answer(_message):
-        asked.set()
+        event.set()
         return {"text": "x" * ANSWER_BYTES}
 
     path = tmp_path / "control.sock"
     async with asyncio.timeout(30), control_socket(path, answer):
         _reader, writer = await asyncio.open_unix_connection(str(path), limit=1)
         writer.write(b"{}\n" * 4)
-        await asked.wait()
+        await event.wait()
     writer.close()
     assert not path.exists()

@@ -55,10 +55,10 @@ async def test_a_new_gateway_has_the_newest_table(tmp_path):
         (tmp_path / "go").touch()
         await restarting
         await gateway.status()  # it has read all that was sent before
-        said = (tmp_path / str(gateway.pid)).read_text()
+        text = (tmp_path / str(gateway.pid)).read_text()
         await gateway.stop()
         await running
-    assert said == "new"
+    assert text == "new"
     assert (gateway.restarts, gateway.why) == (1, None)
 
 

@@ -30,11 +30,11 @@ def told(replicas, *keys):
 
 async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):
     keys = ("slots", "reserve", "soft_slots", "draining")
-    async with replicas_of(tmp_path, replace(FAR, soft_slots=6), elsewhere=FarReplica) as made:
-        await made.until(lambda: made.replicas.find("m-0").settled)
-        assert told(made.replicas, *keys) == [(8, 2, 6, False)]
-        made.replicas.find("m-0").slots = 2
-        assert told(made.replicas, *keys) == [(2, 1, 2, False)], "after a fall-back"
+    async with replicas_of(tmp_path, replace(FAR, soft_slots=6), elsewhere=FarReplica) as replicas:
+        await replicas.until(lambda: replicas.replicas.find("m-0").settled)
+        assert told(replicas.replicas, *keys) == [(8, 2, 6, False)]
+        replicas.replicas.find("m-0").slots = 2
+        assert told(replicas.replicas, *keys) == [(2, 1, 2, False)], "after a fall-back"
 
 
 async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):

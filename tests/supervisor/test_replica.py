@@ -68,8 +68,8 @@ async def test_what_agents_need_is_checked_once_and_told_to_the_gateway(tmp_path
             lambda: replica.life.state is ReplicaState.READY and len(replica.checks) == 2
         )
         assert [check.name for check in replica.checks] == ["tool_calls", "prefix_cache"]
-        told = replica_spec(replica).checks
-        assert {check["state"] for check in told.values()} <= {"ok", "warning", "unknown"}
+        checks = replica_spec(replica).checks
+        assert {check["state"] for check in checks.values()} <= {"ok", "warning", "unknown"}
 
 
 async def test_a_restart_after_a_crash_does_not_repeat_the_checks(tmp_path):

@@ -25,12 +25,12 @@ def at_work(states):
 
 async def test_those_that_share_a_card_start_one_after_the_other(tmp_path):
     apart = replace(ONE, name="n-0", model="n", gpus=(2,))
-    async with replicas_of(tmp_path, ONE, replace(TWO, gpus=(1,)), apart) as made:
-        assert made.history[0]["m-1"] == "waiting"
-        await made.until(lambda: all(member.settled for member in made.replicas.members))
-        for states in made.history:
+    async with replicas_of(tmp_path, ONE, replace(TWO, gpus=(1,)), apart) as replicas:
+        assert replicas.history[0]["m-1"] == "waiting"
+        await replicas.until(lambda: all(member.settled for member in replicas.replicas.members))
+        for states in replicas.history:
             assert not {"m-0", "m-1"} <= set(at_work(states))
-        assert any({"m-0", "n-0"} <= set(at_work(states)) for states in made.history)
+        assert any({"m-0", "n-0"} <= set(at_work(states)) for states in replicas.history)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ async def test_those_that_share_a_card_start_one_after_the_other(tmp_path):
 async def test_one_that_dies_at_its_start_holds_up_nobody(tmp_path, more):
     """Between two starts it measures nothing: whoever waits goes on."""
     broken = replace(ONE, extra=("--crash-at-start=error", *more))
-    async with replicas_of(tmp_path, broken, TWO) as made:
-        await made.until(lambda: made.replicas.find("m-1").settled)
-        for states in made.history:
+    async with replicas_of(tmp_path, broken, TWO) as replicas:
+        await replicas.until(lambda: replicas.replicas.find("m-1").settled)
+        for states in replicas.history:
             assert list(states.values()).count("starting") < 2
-        assert not more or made.replicas.find("m-0").life.state is ReplicaState.FAILED
+        assert not more or replicas.replicas.find("m-0").life.state is ReplicaState.FAILED
 
 
 async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(tmp_path):
@@ -70,63 +70,65 @@ async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(t
 
 
 async def test_one_that_waits_for_its_turn_is_started_once_though_it_is_restarted(tmp_path):
-    async with replicas_of(tmp_path, ONE, replace(TWO, extra=())) as made:
-        second = made.replicas.find("m-1")
-        await made.until(lambda: second.life.state is ReplicaState.WAITING)
+    async with replicas_of(tmp_path, ONE, replace(TWO, extra=())) as replicas:
+        second = replicas.replicas.find("m-1")
+        await replicas.until(lambda: second.life.state is ReplicaState.WAITING)
         await second.restart()
-        await made.until(lambda: second.settled)
+        await replicas.until(lambda: second.settled)
         assert second.life.restarts == 0
-        states = [states["m-1"] for states in made.history]
+        states = [states["m-1"] for states in replicas.history]
         assert "waiting" not in states[states.index("starting") :]
 
 
 async def test_one_that_restarts_by_itself_waits_for_another_that_starts_on_its_card(tmp_path):
     first = replace(LAUNCH, gpus=(0,))
     other = replace(first, name="n-0", model="n", on_demand=True, extra=("--load-s=0.5",))
-    async with replicas_of(tmp_path, first, other) as made:
-        await made.until(lambda: made.replicas.find("m-0").settled)
-        made.replicas.wake("n")
-        await made.until(lambda: made.replicas.find("n-0").pid is not None)
-        made.history.clear()
-        os.kill(made.replicas.find("m-0").pid, 9)
-        await made.until(lambda: made.replicas.find("n-0").settled)
+    async with replicas_of(tmp_path, first, other) as replicas:
+        await replicas.until(lambda: replicas.replicas.find("m-0").settled)
+        replicas.replicas.wake("n")
+        await replicas.until(lambda: replicas.replicas.find("n-0").pid is not None)
+        replicas.history.clear()
+        os.kill(replicas.replicas.find("m-0").pid, 9)
+        await replicas.until(lambda: replicas.replicas.find("n-0").settled)
         assert not [
-            states for states in made.history if set(states.values()) <= {"starting", "warming"}
+            states
+            for states in replicas.history
+            if set(states.values()) <= {"starting", "warming"}
         ]
 
 
 async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes_back(tmp_path):
     first = replace(ON_DEMAND, slots=4)
-    async with replicas_of(tmp_path, first) as made:
-        made.replicas.wake("m")
-        await made.until(lambda: made.replicas.find("m-0").settled)
-        member = made.replicas.find("m-0")
+    async with replicas_of(tmp_path, first) as replicas:
+        replicas.replicas.wake("m")
+        await replicas.until(lambda: replicas.replicas.find("m-0").settled)
+        member = replicas.replicas.find("m-0")
         fewer = Diagnosis("out of memory", change=replace(first, slots=2), changed="slots 4 -> 2")
         member.life.policy = replace(POLICY, fallbacks=1)
         assert member._fall_back(fewer)
         assert changes([member.launch], [first]).changed == (), "a reload leaves it alone"
-        await made.replicas.unload_model("m")
-        made.replicas.wake("m")
-        await made.until(lambda: made.replicas.find("m-0").settled)
-        assert made.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
+        await replicas.replicas.unload_model("m")
+        replicas.replicas.wake("m")
+        await replicas.until(lambda: replicas.replicas.find("m-0").settled)
+        assert replicas.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
         assert (
-            made.replicas.find("m-0").launch.slots,
-            made.replicas.table({}).replicas[0].slots,
+            replicas.replicas.find("m-0").launch.slots,
+            replicas.replicas.table({}).replicas[0].slots,
         ) == (4, 2)
 
 
 async def test_one_that_waits_for_its_turn_can_be_dismissed_and_two_that_end_the_same_one_both_wait_for_its_end(
     tmp_path,
 ):
-    async with replicas_of(tmp_path, SLOW, TWO) as made:
-        await made.replicas.remove_replica("m-1", 0.0)
-        assert made.replicas.names == ["m-0"]
-        member = made.replicas.find("m-0")
-        await made.until(lambda: member.pid is not None)
+    async with replicas_of(tmp_path, SLOW, TWO) as replicas:
+        await replicas.replicas.remove_replica("m-1", 0.0)
+        assert replicas.replicas.names == ["m-0"]
+        member = replicas.replicas.find("m-0")
+        await replicas.until(lambda: member.pid is not None)
         await asyncio.gather(
-            made.replicas.unload_model("m"), made.replicas.remove_replica("m-0", 0.0)
+            replicas.replicas.unload_model("m"), replicas.replicas.remove_replica("m-0", 0.0)
         )
-        assert (member.pid, member.life.state, made.replicas.members) == (
+        assert (member.pid, member.life.state, replicas.replicas.members) == (
             None,
             ReplicaState.STOPPED,
             [],
@@ -135,16 +137,16 @@ async def test_one_that_waits_for_its_turn_can_be_dismissed_and_two_that_end_the
 
 async def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
     new = replace(ON_DEMAND, name="n-0", model="n")
-    async with replicas_of(tmp_path, ONE) as made:
-        await made.until(lambda: made.replicas.find("m-0").settled)
-        known = asyncio.Event()
+    async with replicas_of(tmp_path, ONE) as replicas:
+        await replicas.until(lambda: replicas.replicas.find("m-0").settled)
+        event = asyncio.Event()
         plan = ReplicaChanges(added=("n-0",), changed=("m-0",))
-        reload = made.tasks.create_task(
-            made.replicas.become(plan, [SLOW, new], 0.0, known.set, patient=True)
+        reload = replicas.tasks.create_task(
+            replicas.replicas.become(plan, [SLOW, new], 0.0, event.set, patient=True)
         )
-        await known.wait()
-        made.replicas.wake("n")
-        await made.until(lambda: made.replicas.find("n-0").settled)
+        await event.wait()
+        replicas.replicas.wake("n")
+        await replicas.until(lambda: replicas.replicas.find("n-0").settled)
         assert not reload.done()
         reload.cancel()
 

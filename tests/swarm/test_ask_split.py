@@ -174,10 +174,10 @@ def test_patterns_name_text_files_under_the_root(tree, pattern, names):
 
     What is left out is told.
     """
-    found = ask_split.find_sources(tree, [pattern])
-    assert list(found.texts) == names
+    sources = ask_split.find_sources(tree, [pattern])
+    assert list(sources.texts) == names
     odd = {"link.py": "outside of the root", "picture.py": "not text"}
-    assert pattern != "*.py" or dict(found.left_out) == odd
+    assert pattern != "*.py" or dict(sources.left_out) == odd
 
 
 @pytest.mark.parametrize("pattern", ["../*.py", "/etc/passwd", "nothing-*.py", "[z-a].py"])

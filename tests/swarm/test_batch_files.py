@@ -117,7 +117,7 @@ def test_a_file_has_so_many_requests_and_so_many_faults_at_most():
 
 @given(st.lists(st.binary(max_size=60)))
 def test_no_bytes_break_the_check(lines):
-    checked = check_lines([one + b"\n" for one in lines], ENDPOINT, served)
+    checked = check_lines([line + b"\n" for line in lines], ENDPOINT, served)
     assert checked.faults or checked.requests
 
 

@@ -110,6 +110,6 @@ def test_every_code_of_the_api_is_documented():
                 "_InvalidLine",
             ):
                 codes |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
-    said = (ROOT / "docs/batch.md").read_text()
+    text = (ROOT / "docs/batch.md").read_text()
     assert len(codes) > 10
-    assert not [code for code in codes if f"`{code}`" not in said]
+    assert not [code for code in codes if f"`{code}`" not in text]

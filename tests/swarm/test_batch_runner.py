@@ -56,7 +56,7 @@ class Scripted:
     def has_room(self, _owner):
         return (
             self.most is None
-            or sum(not (one.ended or one.answer) for one in self.requests) < self.most
+            or sum(not (request.ended or request.answer) for request in self.requests) < self.most
         )
 
     async def ready(self):
@@ -68,12 +68,14 @@ class Scripted:
         self.requests.append(request)
         self.sent.append((owner, endpoint, number))
         if self.silent or (self.answers is not None and len(self.sent) > self.answers):
-            request.waiting = sum(not one.waiting for one in self.requests) >= self.slots
+            request.waiting = sum(not request.waiting for request in self.requests) >= self.slots
         else:
             request.waiting = False
             request.answer = BatchAnswer(200, b"{}")
             asyncio.get_running_loop().call_soon(on_end)
-        self.most_waiting = max(self.most_waiting, sum(one.waiting for one in self.requests))
+        self.most_waiting = max(
+            self.most_waiting, sum(request.waiting for request in self.requests)
+        )
         return request
 
 
@@ -123,7 +125,7 @@ class Bench:
         detail = self.store.batch(name).detail
         ids = (detail.get("output_file_id"), detail.get("error_file_id"))
         lines = [self.room.path(one).read_bytes().splitlines() if one else [] for one in ids]
-        return [[json.loads(line) for line in some] for some in lines]
+        return [[json.loads(line) for line in line] for line in lines]
 
 
 @pytest.fixture

@@ -180,7 +180,9 @@ def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
         until = next(kills, None)
         works = {}
         for name, count in batches.items():
-            pending = [one for one in requests(count) if (name, one.index) not in ended]
+            pending = [
+                request for request in requests(count) if (name, request.index) not in ended
+            ]
             works[name] = BatchSchedule(
                 pending, {i: n for (of, i), n in lost.items() if of == name}, turn
             )

@@ -84,9 +84,9 @@ def quick(engine_of_all):
 
 def all_done(runs, run_id, number):
     results = runs.read("results", run_id)
-    assert [one.task for one in results] == [f"t{n}" for n in range(number)]
-    assert {one.ending for one in results} == {TaskEnding.DONE}
-    assert sorted(line["id"] for line in runs.lines()) == sorted(one.task for one in results)
+    assert [result.task for result in results] == [f"t{n}" for n in range(number)]
+    assert {result.ending for result in results} == {TaskEnding.DONE}
+    assert sorted(line["id"] for line in runs.lines()) == sorted(result.task for result in results)
     return results
 
 

@@ -44,7 +44,11 @@ def starts(actions):
 
 def result(actions):
     return next(
-        (one.result for one in actions if isinstance(one, Recorded) and one.result is not None),
+        (
+            action.result
+            for action in actions
+            if isinstance(action, Recorded) and action.result is not None
+        ),
         None,
     )
 
@@ -121,7 +125,7 @@ def test_stopping_writes_down_what_was_under_way():
     plan = schedule("a", "b", "c")
     sent = starts(plan.step(0.0, 2))
     actions = plan.stop(1.0)
-    assert [one.attempt.outcome for one in actions if isinstance(one, Recorded)] == [
+    assert [action.attempt.outcome for action in actions if isinstance(action, Recorded)] == [
         AttemptOutcome.CANCELLED
     ] * 2
     assert plan.ended(sent[0].lease, GOOD, 2.0) == []
@@ -129,8 +133,10 @@ def test_stopping_writes_down_what_was_under_way():
 
 
 def test_earlier_sessions_are_counted():
-    known = Pending(task("a"), attempts=3, tries=3, first_at=500.0)
-    plan = TaskSchedule([known], SwarmRunOptions(tries=4), session=2, epoch=1000.0, rng=Random(1))
+    pending = Pending(task("a"), attempts=3, tries=3, first_at=500.0)
+    plan = TaskSchedule(
+        [pending], SwarmRunOptions(tries=4), session=2, epoch=1000.0, rng=Random(1)
+    )
     (first,) = starts(plan.step(0.0, 1))
     assert (first.number, first.why) == (4, Why.RESUMED)
     done = result(plan.ended(first.lease, SLOW, 1.0))
@@ -199,7 +205,7 @@ def test_every_task_ends_once_and_never_are_too_many_under_way(number, events):
         before = len(plan.leases)
         take(plan.step(now, limit, dict.fromkeys(plan.leases, which % 2)))
         assert len(plan.leases) <= max(limit, before)
-        assert len({one.agent for one in plan.leases.values()}) == len(plan.leases)
+        assert len({lease.agent for lease in plan.leases.values()}) == len(plan.leases)
         if looked:
             take(plan.probed(None if which % 3 else "away", now))
         if plan.leases:
@@ -226,10 +232,10 @@ def breaks_of(poison, restarts):
             plan.probed(None, now)
             plan.step(now, 20)
         leases = list(plan.leases.values())
-        breaks = restarts > 0 or any(one.task.id in poison for one in leases)
+        breaks = restarts > 0 or any(lease.task.id in poison for lease in leases)
         restarts -= bool(leases)
-        for one in leases:
-            ended = result(plan.ended(one.lease, BROKEN if breaks else GOOD, now))
+        for lease in leases:
+            ended = result(plan.ended(lease.lease, BROKEN if breaks else GOOD, now))
             if ended is not None:
                 endings[ended.task] = ended.ending
     return {name for name, ending in endings.items() if ending is TaskEnding.FAILED}

@@ -80,7 +80,7 @@ def test_downtime_is_told_from_word_to_word_and_ends_with_its_session():
     sessions = [session(ended=BEGAN + 30, outcome="failed")]
     story = made_story(run_of(2, 1), [attempt(ended=4)], [], sessions=sessions, facts=facts)
     assert [
-        (round(one.started_at - BEGAN), round(one.ended_at - BEGAN)) for one in story.downs
+        (round(down.started_at - BEGAN), round(down.ended_at - BEGAN)) for down in story.downs
     ] == [(5, 9), (20, 30)]
     assert (story.account.down_s, story.account.wall_s) == (pytest.approx(14), pytest.approx(30))
 

@@ -89,7 +89,7 @@ def test_answers_file_may_hold_wrong_ones(tmp_path):
         for row in rows
     ]
     path.write_text("\n".join(lines), "utf-8")
-    assert [one.wrong for one in read_answers(path)] == [
+    assert [answer.wrong for answer in read_answers(path)] == [
         ("no",),
         ("no", "never"),
         (fake_answers.DO_NOT_KNOW,),

@@ -30,10 +30,10 @@ def bench(env, tmp_path):
     with open_store(paths.store) as store:
 
         def make(aim=AIM, **more):
-            there = TrialServers(paths, tmp_path / "work")
+            trial_servers = TrialServers(paths, tmp_path / "work")
             host = read_host(NvidiaReport())
             return EngineBench(
-                there, store, host, "t-1", aim, 7, preset_of, patience=QUICK, **more
+                trial_servers, store, host, "t-1", aim, 7, preset_of, patience=QUICK, **more
             )
 
         yield make
@@ -62,7 +62,8 @@ def test_sides_are_measured_with_the_same_fresh_tasks_in_another_order_each_roun
     slow, fast = found.starts
     assert [len(one.readings) for one in (slow, fast)] == [2, 2]
     assert all(
-        one.requests == 6 and not one.failed and 0 < one.over_limit < 1 for one in slow.readings
+        reading.requests == 6 and not reading.failed and 0 < reading.over_limit < 1
+        for reading in slow.readings
     )
     tasks = [tasks_of(made.store.requests(one.run_id)) for one in (slow, fast)]
     assert tasks[0] == tasks[1]

@@ -311,12 +311,12 @@ def test_every_value_of_every_knob_is_found_again_in_the_preset(preset):
     base = prepared(preset, AIM, box)
     for one in (preset, base):
         knobs = space_of(one, AIM, box)
-        here = config_of(one, knobs)
-        assert apply_config(one, here) == one
-    drafts = {name: 0 for name in ("mtp", "ngram") if name in here.as_dict}
+        config = config_of(one, knobs)
+        assert apply_config(one, config) == one
+    drafts = {name: 0 for name in ("mtp", "ngram") if name in config.as_dict}
     for knob in knobs:
         for value in knob.values:
-            wanted = here.turned({**(drafts if knob.name in drafts else {}), knob.name: value})
+            wanted = config.turned({**(drafts if knob.name in drafts else {}), knob.name: value})
             assert config_of(apply_config(base, wanted), knobs) == wanted, knob.name
 
 

@@ -48,8 +48,8 @@ def test_a_configuration_is_the_planners_setup(dense):
     assert (setup.kv, setup.quant) == (KV_TYPES["fp8_e5m2"], QUANTS["int4"])
     assert (setup.slots, setup.graphs, setup.utilization, setup.context) == (2, True, 0.85, 2048)
     blind = replace(effects.base, options=replace(effects.base.options, text_only=True))
-    less = Predictor(blind, DUAL.rig, AIM, effects.knobs)
-    assert not less.setup(here).vision, "a vision tower that is not loaded takes no room"
+    predictor = Predictor(blind, DUAL.rig, AIM, effects.knobs)
+    assert not predictor.setup(here).vision, "a vision tower that is not loaded takes no room"
 
 
 def test_the_steps_of_the_write_up_are_foreseen(dense):
@@ -179,9 +179,9 @@ def test_noise_is_as_large_as_it_says():
         0.04, rel=0.1
     )
     off = [
-        round(one)
-        for one in measured((SLOW,), 5000, outliers=0.02).starts[0].figures
-        if abs(one - 100) > 1
+        round(figure)
+        for figure in measured((SLOW,), 5000, outliers=0.02).starts[0].figures
+        if abs(figure - 100) > 1
     ]
     assert set(off) == {112, 75}
     assert len(off) == pytest.approx(100, rel=0.35)

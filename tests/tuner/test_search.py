@@ -54,15 +54,15 @@ def test_it_finds_the_best_though_depths_are_not_one_clean_hill(seed):
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, seed=seed)
     assert bench.effects.truth(search.incumbent) > 0.98 * 100 * 1.6 * 2.6 * WRITE_UP[4] / 47 * 1.08
     depth = search.incumbent["mtp"]
-    looked_at = {one["mtp"] for request in bench.measured for one in request.configs}
+    looked_at = {config["mtp"] for request in bench.measured for config in request.configs}
     assert {depth - 1, depth, depth + 1} <= looked_at
 
 
 def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side_nor_on_its_first_readings():
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, seed=1)
-    kept = stages_of(search, records.StageDecision.ACCEPTED)
-    assert kept
-    for stage in kept:
+    stages = stages_of(search, records.StageDecision.ACCEPTED)
+    assert stages
+    for stage in stages:
         confirmed = [
             one
             for one in bench.measured
@@ -107,7 +107,7 @@ def test_a_dead_end_is_a_stage_with_its_reason_and_is_not_started_again():
 def test_a_baseline_that_does_not_start_ends_it_at_once():
     search, bench = run(GRAPHS, fails=lambda _config: OUT_OF_MEMORY)
     assert (len(bench.requests), search.failure) == (1, OUT_OF_MEMORY)
-    assert [one.failure for one in search.stages] == [OUT_OF_MEMORY]
+    assert [stage.failure for stage in search.stages] == [OUT_OF_MEMORY]
 
 
 def test_readings_at_which_the_client_was_the_limit_never_count():
@@ -254,9 +254,9 @@ def test_where_time_is_tight_the_best_so_far_is_not_started_beside_a_first_look(
     assert looks
     assert {len(request.configs) for request in looks} == {1}
     assert search.stages[0].starts == 1
-    kept = stages_of(search, records.StageDecision.ACCEPTED)
-    assert kept
-    assert min(stage.starts for stage in kept) >= 2
+    stages = stages_of(search, records.StageDecision.ACCEPTED)
+    assert stages
+    assert min(stage.starts for stage in stages) >= 2
 
 
 def test_where_time_is_tight_the_planners_best_change_is_looked_at_first():

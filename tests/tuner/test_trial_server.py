@@ -192,9 +192,9 @@ def words(pid):
     ],
 )
 def test_a_death_is_told_by_its_log_and_by_when_it_came(cause, evidence, remedy, under_load, kind):
-    found = failure_of(Diagnosis(cause, evidence, remedy), under_load=under_load)
-    assert (found.kind, found.evidence, found.remedy) == (kind, evidence, remedy)
-    assert ("under load" in found.cause) == under_load
+    failure = failure_of(Diagnosis(cause, evidence, remedy), under_load=under_load)
+    assert (failure.kind, failure.evidence, failure.remedy) == (kind, evidence, remedy)
+    assert ("under load" in failure.cause) == under_load
 
 
 def test_every_rule_that_is_about_running_out_is_told_as_such():

@@ -66,12 +66,14 @@ def broken_off(journal, after=0):
 def what_came(tunings, name):
     """Figures but for their last digits: virtual time is added up in another order."""
     stages = []
-    for one in tunings.stages(name):
-        if one.figure is None:
+    for stage in tunings.stages(name):
+        if stage.figure is None:
             figure = None
         else:
-            figure = round(one.figure.estimate, 6)
-        stages.append((one.title, one.config, one.decision, figure, one.starts, one.readings))
+            figure = round(stage.figure.estimate, 6)
+        stages.append(
+            (stage.title, stage.config, stage.decision, figure, stage.starts, stage.readings)
+        )
     return stages, [request for request, _ in tunings.answers(name)]
 
 

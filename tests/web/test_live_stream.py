@@ -185,10 +185,10 @@ def test_first_tokens_are_told_of_streamed_answers_of_late(env):
                 gateway_request(now - 4000, first_byte_s=9.0),
             ]
         )
-    found = read_ttft(Site(paths), now)
-    assert found is not None
-    assert found["count"] == 3
-    assert found["median_ms"] == pytest.approx(200)
+    ttft = read_ttft(Site(paths), now)
+    assert ttft is not None
+    assert ttft["count"] == 3
+    assert ttft["median_ms"] == pytest.approx(200)
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,11 @@ def test_without_a_model_there_are_the_form_and_examples_and_one_that_does_not_f
 def test_an_address_holds_all_that_was_asked_and_no_path_reaches_the_reader_of_models(
     tmp_path, monkeypatch
 ):
-    asked = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, input_tokens=2048)
-    assert asked.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&input_tokens=2048"
-    assert asked_of(asked.query()) == asked
+    plan_query = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, input_tokens=2048)
+    assert plan_query.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&input_tokens=2048"
+    assert asked_of(plan_query.query()) == plan_query
     assert (
-        asked.command()
+        plan_query.command()
         == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --prompt-tokens 2048'
     )
     words = PlanQuery("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
@@ -140,13 +140,13 @@ def test_a_context_of_nothing_is_no_figure_and_when_many_plans_are_made_the_rest
     paths,
 ):
     pages = PlanPages(Site(paths))
-    asked = PlanQuery("qwen3-8b", "rtx-3090")
-    found = pages._plan(asked)
-    assert "for each agent" in drawn(asked, found)
+    plan_query = PlanQuery("qwen3-8b", "rtx-3090")
+    found = pages._plan(plan_query)
+    assert "for each agent" in drawn(plan_query, found)
     found["plans"][0]["largest_context"] = 0
     assert (
         '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>'
-        in drawn(asked, found)
+        in drawn(plan_query, found)
     )
     # Each of them would hold a thread, and with all of them held no page at all would be answered.
     pages = PlanPages(Site(paths))

@@ -47,11 +47,11 @@ def runs_of(ask, query=""):
 
 
 def test_every_run_is_listed_newest_first_with_its_key_figures_in_cells_for_small_screens(ask):
-    assert [one["id"] for one in runs_of(ask)] == list(reversed(MADE.values()))
-    fast = next(one for one in runs_of(ask) if one["id"] == MADE["fast"])
+    assert [run["id"] for run in runs_of(ask)] == list(reversed(MADE.values()))
+    fast = next(run for run in runs_of(ask) if run["id"] == MADE["fast"])
     assert (fast["best_at"], fast["failed"], fast["machine"]) == (4, 3, "2x RTX 3090")
     assert fast["best_tok_s"] == pytest.approx(600)
-    slow = next(one for one in runs_of(ask) if one["id"] == MADE["slow"])
+    slow = next(run for run in runs_of(ask) if run["id"] == MADE["slow"])
     assert slow["ttft_ms"] == pytest.approx(100)
     page = ask("/runs")[1]
     assert '<span class="flag bad">interrupted</span>' in page
@@ -83,7 +83,7 @@ def test_every_run_is_listed_newest_first_with_its_key_figures_in_cells_for_smal
     ],
 )
 def test_the_address_says_which_runs_are_shown(ask, query, names):
-    assert [one["id"] for one in runs_of(ask, query)] == [MADE[name] for name in names]
+    assert [run["id"] for run in runs_of(ask, query)] == [MADE[name] for name in names]
     page = ask(f"/runs{query}")[1]
     assert all((run in page) is (name in names) for name, run in MADE.items())
 
@@ -92,10 +92,10 @@ def test_the_best_come_first_where_that_is_asked_for(ask):
     """Simulated runs are never ranked among measured ones;
     what failed or still runs comes last.
     """
-    found = runs_of(ask, "?sort=best&q=measured+sweep+qwen3-8b")
-    assert [one["id"] for one in found][:2] == [MADE["fast"], MADE["slow"]]
-    assert {one["id"] for one in found[-2:]} == {MADE["broken"], MADE["running"]}
-    ranked = [one for one in runs_of(ask, "?sort=best") if one["state"] == "done"]
+    runs = runs_of(ask, "?sort=best&q=measured+sweep+qwen3-8b")
+    assert [one["id"] for one in runs][:2] == [MADE["fast"], MADE["slow"]]
+    assert {one["id"] for one in runs[-2:]} == {MADE["broken"], MADE["running"]}
+    ranked = [run for run in runs_of(ask, "?sort=best") if run["state"] == "done"]
     assert ranked == sorted(ranked, key=lambda one: (one["simulated"], -one["best_tok_s"]))
     page = ask("/runs?sort=best")[1]
     assert page.index(f"/runs/{MADE['fast']}") < page.index(f"/runs/{MADE['slow']}")
@@ -178,5 +178,5 @@ def test_where_a_run_ran_is_told_in_a_few_words_and_words_find_nothing_that_a_pu
     assert (engine_of(runs["slow"]), layout_of(runs["slow"])) == ("vllm 0.19", "4 slots")
     assert runs_of(public, "?q=10.9.8.7") == []
     assert runs_of(public, "?q=srv") == []
-    far = next(one for one in runs_of(public) if one["id"] == MADE["far"])
+    far = next(run for run in runs_of(public) if run["id"] == MADE["far"])
     assert (far["machine"], far["model"], far["url"]) == ("another machine", "secret.gguf", None)

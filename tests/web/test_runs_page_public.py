@@ -225,4 +225,4 @@ def test_a_note_that_names_a_path_is_told_without_its_words(tmp_path, note, show
     event = MonitorEvent(12.0, EventKind.NOTE, note)
     paths = installation(tmp_path, lambda store: SeriesStore(store).append_event(event))
     with Site(paths, public=True).series() as series:
-        assert [one.text for one in series.events(0, 99)] == [shown]
+        assert [event.text for event in series.events(0, 99)] == [shown]

@@ -76,8 +76,8 @@ def test_weights_in_an_older_form_are_fetched_where_there_are_no_others(hub):
         "pytorch_model.bin": b"w" * 100,
         "model.onnx": b"no",
     }
-    found = pull_hub(HubSource("org/old")).path
-    assert {path.name for path in found.iterdir()} == {"params.json", "pytorch_model.bin"}
+    path = pull_hub(HubSource("org/old")).path
+    assert {path.name for path in path.iterdir()} == {"params.json", "pytorch_model.bin"}
     assert cached(HubSource("org/old")) is not None
 
 

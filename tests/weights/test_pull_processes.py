@@ -181,8 +181,8 @@ def test_python_without_pip_is_told_so(tmp_path):
         [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True
     )
     packages = next((tmp_path / "bare" / "lib").glob("python*/site-packages"))
-    own = Path(msgspec.__file__).parent
-    (packages / "msgspec").symlink_to(own)
+    parent = Path(msgspec.__file__).parent
+    (packages / "msgspec").symlink_to(parent)
     _, model = wheel(tmp_path / "unused")
     python = str(tmp_path / "bare" / "bin" / "python")
     with child(model, tmp_path / "cache", python=python) as process:

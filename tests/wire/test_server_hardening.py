@@ -321,12 +321,12 @@ async def test_nothing_after_a_request_that_closes_is_handled():
 )
 async def test_abuse_behind_an_answer_under_way_makes_it_the_last(surplus):
     """The answer is finished; nothing sent behind it is handled."""
-    asked = asyncio.Event()
+    event = asyncio.Event()
 
-    async with serving(lambda _: asked.set()) as service:
+    async with serving(lambda _: event.set()) as service:
         reader, writer = await service.connect()
         writer.write(get())
-        await asked.wait()
+        await event.wait()
         writer.write(surplus)
         connection = next(iter(service.server.open))
         await until(lambda: connection._ended)
@@ -431,17 +431,17 @@ async def test_an_answer_may_take_longer_than_any_of_these_times():
 
 
 async def test_a_client_that_takes_none_of_its_answer_is_cut_and_its_handler_told():
-    gone = asyncio.Event()
+    event = asyncio.Event()
 
     def endless(request):
-        request.on_gone = gone.set
+        request.on_gone = event.set
         request.start(200, [], None)
         request.write(b"x" * 20_000_000)
 
     async with serving(endless, quick(write_idle_s=QUICK_S)) as service:
         with socket.create_connection((service.origin.host, service.origin.port)) as sock:
             sock.sendall(get())
-            await asyncio.wait_for(gone.wait(), 5)
+            await asyncio.wait_for(event.wait(), 5)
 
 
 @pytest.mark.parametrize("closing", [b"connection: close", b"connection: keep-alive"])
@@ -664,17 +664,17 @@ async def test_requests_are_answered_over_tls_and_a_refusal_is_said_and_the_conn
 @LOOPS
 @pytest.mark.parametrize("how", ["politely", "abruptly"])
 async def test_a_hang_up_over_tls_is_noticed(start_loop, how):
-    asked = asyncio.Event()
+    event = asyncio.Event()
     gone = asyncio.Event()
 
     def never(request):
         request.on_gone = gone.set
-        asked.set()
+        event.set()
 
     async with serving(never, tls=tls_of_server()) as service:
         _, writer = await service.connect(ssl=tls_of_client())
         writer.write(get())
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(event.wait(), 5)
         if how == "politely":
             await hang_up(writer)
         else:

@@ -119,12 +119,12 @@ class PassingOn:
 
 
 async def receive(reads):
-    gone = asyncio.Event()
+    event = asyncio.Event()
 
     async def listen(reader, writer):
         await reader.read()
         writer.close()
-        gone.set()
+        event.set()
 
     async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
         pool = Pool(Origin("127.0.0.1", server.sockets[0].getsockname()[1]))
@@ -135,7 +135,7 @@ async def receive(reads):
         for data in reads:
             connection.data_received(data)
         await pool.close()
-        await gone.wait()
+        await event.wait()
     return receiver
 
 

@@ -37,7 +37,7 @@ def test_a_line_is_an_item():
     assert first.messages == ({"role": "user", "content": "What is 7 * 8?"},)
     assert first.checker == Checker("number", {"answer": 56})
     assert (second.id, second.max_tokens, second.family) == ("two", 8, "polite")
-    assert [one["role"] for one in second.messages] == ["system", "user"]
+    assert [message["role"] for message in second.messages] == ["system", "user"]
     assert item_from_json(json.loads(json.dumps(item_json(second)))) == second
 
 

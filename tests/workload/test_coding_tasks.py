@@ -34,7 +34,7 @@ def test_prompts_are_those_of_earlier_runs():
     byte for byte.
     """
     asked = [
-        [item.id, [dict(one) for one in item.messages], item.max_tokens, item.family]
+        [item.id, [dict(message) for message in item.messages], item.max_tokens, item.family]
         for item in ITEMS
     ]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()

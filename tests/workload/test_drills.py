@@ -54,9 +54,9 @@ def test_no_id_and_no_question_comes_twice_whatever_went_before_it():
 def test_a_family_without_new_questions_leaves_the_turn():
     """There are 19 days and months, and the others go on."""
     items = drills(7, 1500, 1)
-    asked = Counter(item.family for item in items)
-    assert asked["calendar"] == 19
-    assert {item.family for item in items[-12:]} == set(asked) - {"calendar", "add", "sequence"}
+    counter = Counter(item.family for item in items)
+    assert counter["calendar"] == 19
+    assert {item.family for item in items[-12:]} == set(counter) - {"calendar", "add", "sequence"}
     assert len({item.messages[-1]["content"] for item in items}) == len(items)
 
 
@@ -95,12 +95,12 @@ def test_a_question_is_not_among_its_examples_which_favour_no_choice_and_its_ans
         *before, asked = item.messages
         assert asked not in before
         assert len(before) >= 2
-        assert [one["role"] for one in item.messages] == ["user", "assistant"] * (
+        assert [message["role"] for message in item.messages] == ["user", "assistant"] * (
             len(before) // 2
         ) + ["user"]
-        said = Counter(one["content"] for one in before if one["role"] == "assistant")
+        counter = Counter(one["content"] for one in before if one["role"] == "assistant")
         if options := item.checker.values.get("options"):
-            assert (len(set(said.values())), set(said)) == (1, set(options))
+            assert (len(set(counter.values())), set(counter)) == (1, set(options))
         assert len(str(item.checker.values["answer"])) <= 3 * item.max_tokens <= 3 * 64
 
 

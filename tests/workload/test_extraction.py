@@ -47,9 +47,9 @@ def test_reasoning_is_kept_apart(answer, reasoning, text, thought):
 
 
 def test_halves_of_characters_can_be_written_down():
-    said = split_answer("\ud800x \ud83d\ude00", None).text
-    assert said == "\ufffdx \U0001f600"
-    assert said.encode()
+    text = split_answer("\ud800x \ud83d\ude00", None).text
+    assert text == "\ufffdx \U0001f600"
+    assert text.encode()
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def _seen(
 
 
 def _over(runs: Iterable[list[Request]], figure: Callable[[list[Request]], float]) -> Interval:
-    found = mean_t_interval([figure(some) for some in runs])
+    found = mean_t_interval([figure(run) for run in runs])
     assert found is not None  # two runs at least: checked
     return Interval(max(0.0, found.low), found.estimate, found.high)
 
@@ -417,22 +417,22 @@ def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ModelFound, tuple[str
     """
     file = _file_here(endpoint)
     if flags.geometry is not None:
-        found = read_model(flags.geometry)
-        return found, found.notes
-    known = find_geometry(endpoint.model)
+        model = read_model(flags.geometry)
+        return model, model.notes
+    geometry = find_geometry(endpoint.model)
     if (file := file or (endpoint.engine.get("setup") or {}).get("checkpoint")) is not None:
         read = read_model(file)
-        return (replace(read, geometry=known) if known else read), (
+        return (replace(read, geometry=geometry) if geometry else read), (
             () if flags.quant else read.notes
         )
-    if known is None:
+    if geometry is None:
         hint = (
             "describe it with --geometry: a name from `skep catalog models`, its config.json or "
             "its GGUF file"
         )
         raise UserError(f"the catalogue has no model `{endpoint.model}`", hint=hint)
-    found = read_model(endpoint.model)
-    return found, (() if flags.quant else found.notes)
+    model = read_model(endpoint.model)
+    return model, (() if flags.quant else model.notes)
 
 
 def _file_here(endpoint: Endpoint) -> str | None:

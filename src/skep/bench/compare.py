@@ -209,7 +209,7 @@ def _compared(
             {key: of[key] for key in sorted(of_a.keys() & of_b.keys())} for of in (of_a, of_b)
         )
     levels = [side.level(level) for side in (a, b)]
-    shown_a, shown_b = (None if one is None else metric.of_level(one) for one in levels)
+    shown_a, shown_b = (None if level is None else metric.of_level(level) for level in levels)
     limited = [
         name
         for name, one in zip("AB", levels, strict=True)
@@ -254,7 +254,7 @@ def _brought_nothing(
     runs = [
         [any(row.ok for row in rows) for rows in side.repeats(level).values()] for side in (a, b)
     ]
-    failed = [some.count(False) for some in runs]
+    failed = [run.count(False) for run in runs]
     if not any(failed):
         return None
     told = " and ".join(
@@ -391,7 +391,7 @@ def differing(runs: Sequence[StoredRun]) -> dict[str, list[str]]:
     )
     found = {key: [one.get(key, UNKNOWN) for one in flat] for key in keys}
     return {
-        key: [shortened(one, 60) for one in values]
+        key: [shortened(value, 60) for value in values]
         for key, values in found.items()
         if len(set(values)) > 1
     }

@@ -43,7 +43,7 @@ async def simulated_run(
     identity = Identity(kind, fingerprint_of([kind, "demo"], endpoints[0], host), config)
     async with Recording(store, endpoints[0], host, identity) as recording:
         how: Any = {"timeout_s": 300.0, "keep_text": False, "most_connections": DEMO_TASKS}
-        drivers = [LoadGenerator(one, recording, **how) for one in endpoints]
+        drivers = [LoadGenerator(endpoint, recording, **how) for endpoint in endpoints]
 
         def task(agents: int, number: int) -> BenchTask:
             said = [
@@ -57,9 +57,9 @@ async def simulated_run(
             todo = [task(agents, number) for number in range(levels.get(agents, 2))]
             many = len(drivers)
 
-            async def load(_: Sender, took: OnRow) -> None:
+            async def load(_: Sender, on_row: OnRow) -> None:
                 def keep_in_rig_time(row: Request) -> None:
-                    took(_in_rig_time(row))
+                    on_row(_in_rig_time(row))
 
                 async with asyncio.TaskGroup() as group:
                     for n, driver in enumerate(drivers):

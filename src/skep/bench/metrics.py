@@ -479,23 +479,23 @@ def by_repeat(rows: Iterable[Request]) -> dict[int, list[Request]]:
 
 def _level(
     concurrency: int,
-    every: Sequence[Request],
+    requests: Sequence[Request],
     serial_speed: float | None,
     marks: RunMarks,
     *,
     closed: bool,
 ) -> LevelSummary | None:
     """Return the figures of the runs that count, beside all runs; None: none of them counts."""
-    rows = [row for row in every if (concurrency, row.repeat) not in marks.left_out]
+    rows = [row for row in requests if (concurrency, row.repeat) not in marks.left_out]
     if not rows:
         return None
     runs = []
-    for number, some in by_repeat(every).items():
-        one = repeat_of(number, some, concurrency if closed else None)
+    for number, some in by_repeat(requests).items():
+        repeat = repeat_of(number, some, concurrency if closed else None)
         why = marks.limited.get((concurrency, number), "")
         is_counted = (concurrency, number) not in marks.left_out
-        runs.append(replace(one, counted=is_counted, client_limited=bool(why), why=why))
-    repeats = [one for one in runs if one.counted]
+        runs.append(replace(repeat, counted=is_counted, client_limited=bool(why), why=why))
+    repeats = [run for run in runs if run.counted]
     counters = marks.counters.get(concurrency, {})
     tokens = sum(repeat.output_tokens for repeat in repeats)
     wall_s = sum(repeat.wall_s for repeat in repeats)

@@ -57,7 +57,7 @@ def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
     """
     if not rows or sum(not row.ok for row in rows) > TOLERATED_FAILURES * len(rows):
         return inf
-    values = ((one, _VALUES[one.name](rows)) for one in limits.limits)
+    values = ((limit, _VALUES[limit.name](rows)) for limit in limits.limits)
     return share_of_limit(
         (percentile(told, one.percent) if told else None, one.ms) for one, told in values
     )

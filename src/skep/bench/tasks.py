@@ -202,7 +202,7 @@ class Sender:
             queued_ms=reading.queued_ms,
             engine=EngineTimings(**reading.engine_figures()),
             arrivals_s=arrivals,
-            prompt=storable("\n".join(str(one.get("content")) for one in task.messages))
+            prompt=storable("\n".join(str(message.get("content")) for message in task.messages))
             if self._keep_text
             else None,
             answer=storable("".join(reading.text)) if self._keep_text else None,
@@ -242,8 +242,11 @@ class TaskMaker:
     @property
     def lengths(self) -> dict[str, float | None]:
         """As measured on this engine, for the record; None where nothing was."""
-        known = self._calibration
-        return {name: value if known.samples else None for name, value in known.lengths.items()}
+        calibration = self._calibration
+        return {
+            name: value if calibration.samples else None
+            for name, value in calibration.lengths.items()
+        }
 
     def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[BenchTask]:
         """`same`: those that every other level has too, each behind another first line."""
@@ -290,10 +293,10 @@ class TaskMaker:
     def _task(
         self, level: int, repeat: int, index: int, prompt: prompts.Prompt, first: str
     ) -> BenchTask:
-        said = prompt.messages
+        messages = prompt.messages
         if first:
-            said[0]["content"] = f"{first} {said[0]['content']}"
-        return self._base_task(level, repeat, index, prompt.kind, said)
+            messages[0]["content"] = f"{first} {messages[0]['content']}"
+        return self._base_task(level, repeat, index, prompt.kind, messages)
 
     def _base_task(
         self, level: int, repeat: int, index: int, kind: str, said: list[dict[str, str]]

@@ -97,10 +97,10 @@ def find_device(name: str) -> Device | None:
 
 
 def device(name: str) -> Device:
-    found = find_device(name)
-    if found is None:
+    device = find_device(name)
+    if device is None:
         raise UserError(f"no GPU is called `{name}`", hint=_hint_for_unknown(name))
-    return found
+    return device
 
 
 def _hint_for_unknown(name: str) -> str:
@@ -119,12 +119,12 @@ def other_matches(name: str) -> tuple[str, ...]:
     """Other cards that a short name could stand for: `h100` is one of three. Empty where the name
     is one card's own.
     """
-    found = find_device(name)
-    if found is None or squeeze(found.id) in names.device_spellings(name):
+    device = find_device(name)
+    if device is None or squeeze(device.id) in names.device_spellings(name):
         return ()
     words = {squeeze(word) for word in re.split(r"[\s_-]+", name) if word}
     alike = (slug for slug in table_texts(_FILE) if words <= set(map(squeeze, slug.split("-"))))
-    return tuple(slug for slug in alike if slug != found.id)
+    return tuple(slug for slug in alike if slug != device.id)
 
 
 def rig_parts(text: str) -> Iterator[tuple[str, int, str | None]]:

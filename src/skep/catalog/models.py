@@ -146,10 +146,10 @@ def find_geometry(name: str) -> Geometry | None:
 
 
 def geometry(name: str) -> Geometry:
-    found = find_geometry(name)
-    if found is None:
+    geometry = find_geometry(name)
+    if geometry is None:
         raise UserError(f"no model is called `{name}`", hint=_hint_for_unknown(name))
-    return found
+    return geometry
 
 
 def _hint_for_unknown(name: str) -> str:
@@ -252,7 +252,9 @@ def find_checkpoint(
     draft layers.
     """
     found = (
-        one for one in checkpoints_of(model) if engine in one.engines and quant in one.formats
+        checkpoint
+        for checkpoint in checkpoints_of(model)
+        if engine in checkpoint.engines and quant in checkpoint.formats
     )
     return next((one for one in found if one.mtp or not mtp), None)
 
@@ -269,7 +271,12 @@ def checkpoint_of(hub: str) -> Checkpoint | None:
     """By its name on the hub, with or without a file behind it."""
     name = hub.partition(":")[0].casefold()
     return next(
-        (_checkpoint(one) for one in table_texts(_CHECKPOINTS) if one.casefold() == name), None
+        (
+            _checkpoint(table_text)
+            for table_text in table_texts(_CHECKPOINTS)
+            if table_text.casefold() == name
+        ),
+        None,
     )
 
 

@@ -160,14 +160,14 @@ def spellings(file_name: str) -> Mapping[str, str]:
         "\n".join([f'["{name}"]', *(line for line in body.splitlines() if line.startswith(kept))])
         for name, body in table_texts(file_name).items()
     )
-    told = tomllib.loads("\n".join(texts))
+    document = tomllib.loads("\n".join(texts))
     called = (
         (name, alias)
-        for name, said in told.items()
+        for name, said in document.items()
         for alias in (*said.get("aliases", ()), said["title"])
     )
     return {squeeze(alias): name for name, alias in called} | {
-        squeeze(name): name for name in told
+        squeeze(name): name for name in document
     }
 
 

@@ -301,12 +301,12 @@ def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
         rig_parts(preset.hardware.partition(":")[0]) if preset.hardware != NO_CARDS else ()
     ):
         wanted[_kind(name)] += count
-    here = Counter(_kind(name) for name in cards)
-    if all(here[kind] >= count for kind, count in wanted.items()):
+    counter = Counter(_kind(name) for name in cards)
+    if all(counter[kind] >= count for kind, count in wanted.items()):
         return None
-    if not here:
+    if not counter:
         return f"measured on {preset.hardware}, this machine has no GPU"
-    found = " + ".join(f"{count}x {kind}" for kind, count in here.items())
+    found = " + ".join(f"{count}x {kind}" for kind, count in counter.items())
     return f"measured on {preset.hardware}, this machine has {found}"
 
 

@@ -28,7 +28,7 @@ def gpus(
         found = device(name)
         print_json(device_document(found)) if as_json else print_device(found)
     elif as_json:
-        print_json([device_document(known) for known in devices().values()])
+        print_json([device_document(device) for device in devices().values()])
     else:
         print_records(DEVICES, list(devices().values()))
 
@@ -49,10 +49,10 @@ def models(
     from skep.report.columns import print_records
 
     if name is not None:
-        found = read_model(name).geometry
-        print_json(model_document(found)) if as_json else print_model(found)
+        geometry = read_model(name).geometry
+        print_json(model_document(geometry)) if as_json else print_model(geometry)
     elif as_json:
-        print_json([model_document(known) for known in geometries().values()])
+        print_json([model_document(geometry) for geometry in geometries().values()])
     else:
         print_records(MODELS, list(geometries().values()))
 

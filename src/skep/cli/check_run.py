@@ -59,7 +59,7 @@ def run_check(options: CheckOptions) -> None:
         check_cards(checked)
         summary = _measure_started(checked, plan, options, paths, rig)
     told = tuple(checked_figure(figure, planned.get(figure), summary) for figure in figures)
-    found = PresetCheck(
+    preset_check = PresetCheck(
         checked.name,
         checked.source,
         checked.hardware,
@@ -70,10 +70,10 @@ def run_check(options: CheckOptions) -> None:
     )
     note(*shortfalls(plan, summary))
     if options.as_json:
-        print_json(to_builtins(found))
+        print_json(to_builtins(preset_check))
     else:
-        print_check(found)
-    note(*check_remarks(found))
+        print_check(preset_check)
+    note(*check_remarks(preset_check))
     fail_for(summary)
 
 

@@ -78,7 +78,7 @@ def compare_mixed_runs(
     if not judged.compared.found:
         hint = "measure both with the same --concurrency"
         raise UserError(f"`{a.run.id}` and `{b.run.id}` have no level in common", hint=hint)
-    note(*(f"SIMULATED: no model ran in {one.run.id}" for one in sides if one.run.simulated))
+    note(*(f"SIMULATED: no model ran in {side.run.id}" for side in sides if side.run.simulated))
     if options.as_json:
         print_json(judged.document())
     else:

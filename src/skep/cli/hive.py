@@ -129,8 +129,8 @@ def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[
 def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:
     """As typed; what is not typed, as skep.toml has it."""
     paths = user_paths(os.environ)
-    found = load_settings(find_config(config, paths), paths, os.environ).cluster
-    address = address or (found.address if found is not None else None)
+    cluster = load_settings(find_config(config, paths), paths, os.environ).cluster
+    address = address or (cluster.address if cluster is not None else None)
     if address is None:
         if hive is not None:
             raise UserError(
@@ -138,7 +138,7 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cl
                 hint="add --cluster auto, or its HOST:PORT",
             )
         return None
-    return make_cluster(address, hive or (found.hive if found is not None else "skep"))
+    return make_cluster(address, hive or (cluster.hive if cluster is not None else "skep"))
 
 
 def refuse_together(option: str, **others: bool) -> None:

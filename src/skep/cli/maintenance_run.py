@@ -253,12 +253,15 @@ def _old(store: Store, paths: Paths, before: float | None) -> dict[str, Any]:
             run.id
             for run in old_swarm_runs
             if run.state is not SwarmRunState.RUNNING
-            and max([one.started_at for one in swarm.session_rows(run.id)], default=0) < since
+            and max(
+                [session_row.started_at for session_row in swarm.session_rows(run.id)], default=0
+            )
+            < since
         ],
         "tunings": [
-            one.id
-            for one in TuningStore(store).tunings()
-            if one.state is not TuningState.RUNNING and one.worked_at < since
+            tuning.id
+            for tuning in TuningStore(store).tunings()
+            if tuning.state is not TuningState.RUNNING and tuning.worked_at < since
         ],
         "gateway_requests": 0 if before is None else store.count_gateway_requests(before),
         "samples": 0 if before is None else SeriesStore(store).count_samples(_whole_days(before)),

@@ -131,7 +131,7 @@ def show_status(*, as_json: bool) -> None:
     if not found.targets:
         note(f"there are no targets; {NOTHING_YET}")
         return
-    print("".join(f"{one.line}\n" for one in found.headlines), end="")  # noqa: T201
+    print("".join(f"{headline.line}\n" for headline in found.headlines), end="")  # noqa: T201
     print_records(status_columns(now, running=pid is not None), found.targets)
     note(*found.sentences())
     if pid is None:
@@ -142,17 +142,17 @@ def compare_two(a: str, b: str, since: str, *, as_json: bool) -> None:
     now = time.time()
     start = moment_of(since, now, option="--since")
     with series_to_read() as series:
-        found = pair_of(series, a, b, start, now)
+        pair = pair_of(series, a, b, start, now)
     if as_json:
-        print_json(found.document())
+        print_json(pair.document())
         return
-    if not found.rows:
+    if not pair.rows:
         note(f"`{a}` and `{b}` have no kind of run in common since {day_and_time(start)}")
         return
-    if found.headline is not None:
-        print(found.headline.line)  # noqa: T201
-    print_records(comparison_columns(a, b), found.rows)
-    note(*(cold_start.sentence for cold_start in found.cold_starts), *found.probing)
+    if pair.headline is not None:
+        print(pair.headline.line)  # noqa: T201
+    print_records(comparison_columns(a, b), pair.rows)
+    note(*(cold_start.sentence for cold_start in pair.cold_starts), *pair.probing)
 
 
 def check_now(*, as_json: bool) -> None:

@@ -77,9 +77,13 @@ def command(
             elif hints[key] is not click.Context:
                 params.append(_parameter(key, hints[key], default))
 
-        files = {one.name: one for one in params if getattr(one.type, "type", None) is OutputFile}
-        if files and "overwrite" not in [one.name for one in params]:
-            named = " or ".join(f"{one.opts[-1]}" for one in files.values())
+        files = {
+            param.name: param
+            for param in params
+            if getattr(param.type, "type", None) is OutputFile
+        }
+        if files and "overwrite" not in [param.name for param in params]:
+            named = " or ".join(f"{file.opts[-1]}" for file in files.values())
             asked = Annotated[
                 bool, option(f"Replace the {named} file if it exists.", "--overwrite")
             ]
@@ -121,7 +125,7 @@ def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:
     if not is_dataclass(kind):
         return given[name]
     made: Any = kind
-    return made(**{one.name: given[one.name] for one in fields(kind) if one.name in given})
+    return made(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
 
 
 def _fields_as_parameters(kind: Any) -> Iterator[click.Parameter]:
@@ -163,9 +167,9 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
         more["default"] = default
     if about.is_argument:
         more |= {"nargs": -1} if several else {}
-        made = click.Argument([name], metavar=about.metavar, **more)
-        made.about = about.help  # type: ignore[attr-defined]
-        return made
+        argument = click.Argument([name], metavar=about.metavar, **more)
+        argument.about = about.help  # type: ignore[attr-defined]
+        return argument
     names = about.names or (f"--{name.replace('_', '-')}",)
     if kind is bool:
         return click.Option([*names, name], is_flag=True, help=about.help, **more)

@@ -34,14 +34,14 @@ def list_presets(
     from skep.report.catalog import LIST, preset_row
     from skep.report.columns import print_records
 
-    own = read_presets(_folder())
-    known = sorted({**shipped_presets(), **own.presets}.values(), key=lambda found: found.name)
+    presets = read_presets(_folder())
+    known = sorted({**shipped_presets(), **presets.presets}.values(), key=lambda found: found.name)
     known = [found for found in known if everything or not found.history]
     if as_json:
         print_json([preset_row(found) for found in known])
     else:
         print_records(LIST, known)
-    for error in own.broken:
+    for error in presets.broken:
         note(f"left out: {error.message}")
 
 
@@ -67,14 +67,14 @@ def check(
     from skep.config.presets import read_preset
     from skep.report.catalog import preset_document
 
-    found = read_preset(file)
+    preset = read_preset(file)
     if as_json:
-        print_json(preset_document(found))
+        print_json(preset_document(preset))
         return
-    print(f"{file} is a valid preset: {found.title}")  # noqa: T201
+    print(f"{file} is a valid preset: {preset.title}")  # noqa: T201
     folder = _folder()
     if file.resolve().parent != folder.resolve():
-        note(f"put it into {folder} to use it as `{found.name}`")
+        note(f"put it into {folder} to use it as `{preset.name}`")
 
 
 @command(presets_app, "skep presets new my-27b --from qwen3.6-27b-2x3090-awq")

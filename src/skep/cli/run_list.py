@@ -43,9 +43,9 @@ def write_reports(run: Sequence[str], output: OutputFile) -> None:
     """Write one run, the last one where none is named, or several side by side."""
     with existing() as store:
         runs = [store.run(name) for name in run or ("last",)]
-        output = output.checked(*(one.id for one in runs), suffixes=HTML)
+        output = output.checked(*(run.id for run in runs), suffixes=HTML)
         text = drawn(store, runs)
-    output.write(text, *(one.id for one in runs))
+    output.write(text, *(run.id for run in runs))
     if len(runs) == 1:
         what = f"{runs[0].id} ({runs[0].state.value})"
     else:

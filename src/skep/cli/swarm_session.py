@@ -61,7 +61,7 @@ def show_run(name: str, *, last: bool, as_json: bool) -> None:
     with journal() as swarm:
         run = as_it_stands(user_paths(os.environ), swarm.run(name))
         story = story_of(swarm, run, now=time.time())
-    failures = [one for one in story.results if one.ending is TaskEnding.FAILED]
+    failures = [result for result in story.results if result.ending is TaskEnding.FAILED]
     if as_json:
         told = {"account": account_json(story.account), "failures": documents(FAILURES, failures)}
         print_json({**run_json(run), **told})
@@ -123,8 +123,8 @@ def print_results(name: str, *, failed: bool) -> None:
     with journal() as swarm:
         run = swarm.run(name)
         tasks = {task.id: task for task in swarm.tasks(run.id)}
-        for one in swarm.results(run.id, ending=TaskEnding.FAILED if failed else None):
-            print(result_line(tasks[one.task], one))  # noqa: T201
+        for result in swarm.results(run.id, ending=TaskEnding.FAILED if failed else None):
+            print(result_line(tasks[result.task], result))  # noqa: T201
 
 
 def write_report(name: str, output: OutputFile) -> None:

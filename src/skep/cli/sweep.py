@@ -283,7 +283,7 @@ def run_open_command(options: OpenOptions) -> None:
         timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         keep_text=options.store_prompts,
     )
-    names = [f"{one:g}" for one in plan.rates]
+    names = [f"{rate:g}" for rate in plan.rates]
 
     async def run() -> SweepSummary:
         endpoint = await options.find()

@@ -80,21 +80,21 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
 def run_tuning(options: TuneOptions, *, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
     paths = user_paths(os.environ)
-    wanted = TuningOptions(**asdict(options))
+    tuning_options = TuningOptions(**asdict(options))
     with (
         nullcontext() if options.simulate else tuner_lock(paths)
     ):  # before its memory and cards are looked at
-        ready = prepare(wanted, paths)
+        ready = prepare(tuning_options, paths)
     say_what_begins(ready)
     return _carry_through(ready, paths, in_place=options.in_place, as_json=as_json)
 
 
 def resume_tuning(name: str, *, in_place: bool, as_json: bool) -> int:
     with opened() as tunings:
-        found = tunings.find_unfinished(name)
-        stages = len(tunings.stages(found.id))
-    ready = prepare_again(found.tuning)
-    note(f"{found.id}: {found.answers} answers and {stages} steps are already stored")
+        unfinished = tunings.find_unfinished(name)
+        stages = len(tunings.stages(unfinished.id))
+    ready = prepare_again(unfinished.tuning)
+    note(f"{unfinished.id}: {unfinished.answers} answers and {stages} steps are already stored")
     in_place = in_place or ready.options.in_place
     return _carry_through(ready, user_paths(os.environ), in_place=in_place, as_json=as_json)
 

@@ -306,10 +306,12 @@ class ClusterClient:
         """Tell the driver all replicas that are wanted, if it does not know it."""
         if self._link is None or not self._joined:
             return
-        wanted = messages.WantReplicas(tuple(member.launch for member in self._members.values()))
-        if wanted != self._told:
-            self._told = wanted
-            self._link.send(wanted)
+        want_replicas = messages.WantReplicas(
+            tuple(member.launch for member in self._members.values())
+        )
+        if want_replicas != self._told:
+            self._told = want_replicas
+            self._link.send(want_replicas)
 
 
 class RayNodes:

@@ -48,18 +48,18 @@ def survey(address: str, *, hive: str | None = None) -> ClusterSurvey:
     asked = f"the cluster at {address}"
     hint = "`skep cluster status` may say more"
     told = ask_ray(survey_here, address, hive, asked=asked, wait_s=SURVEY_S, hint=hint)
-    found: ClusterSurvey = from_document(told, ClusterSurvey)
-    return found
+    cluster_survey: ClusterSurvey = from_document(told, ClusterSurvey)
+    return cluster_survey
 
 
 def ask_status(address: str) -> Message:
     """Return every node with its free resources and its replicas."""
     require_ray()
     checked_connection(address)
-    told: Message = ask_ray(
+    message: Message = ask_ray(
         status_here, address, asked=f"the cluster at {address}", wait_s=STATUS_S
     )
-    return told
+    return message
 
 
 # In the child process
@@ -72,11 +72,11 @@ def survey_here(address: str, hive: str | None) -> Message:
     context = ray.get_runtime_context()
     nodes = _looked_at(named_apart(living_nodes()))
     standing = () if hive is None else _standing(hive)
-    found = ClusterSurvey(
+    cluster_survey = ClusterSurvey(
         context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing
     )
     ray.shutdown()
-    return to_document(found)
+    return to_document(cluster_survey)
 
 
 def _looked_at(nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -87,8 +87,12 @@ def _looked_at(nodes: Sequence[Node]) -> tuple[Node, ...]:
     task = ray.remote(look)
     asked = []
     for node in nodes:
-        there = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        asked.append(task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote())
+        node_affinity_scheduling_strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        asked.append(
+            task.options(
+                num_cpus=0, max_retries=0, scheduling_strategy=node_affinity_scheduling_strategy
+            ).remote()
+        )
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ((), ())
     found = []
     for node, answer in zip(nodes, asked, strict=True):
@@ -164,7 +168,8 @@ def status_here(address: str) -> Message:
     here = context.get_node_id()
     # Machine, process.
     owners = {
-        told["hive"]: told["owner"] and told["owner"].rpartition(":")[0] for told in replicas
+        replica["hive"]: replica["owner"] and replica["owner"].rpartition(":")[0]
+        for replica in replicas
     }
     told = {
         "address": context.gcs_address,
@@ -193,11 +198,11 @@ def rows_of(
     for node in (*named_apart(alive), *gone.values()):
         standing = [
             {
-                "hive": one["hive"],
-                **{key: {**one["launch"], **one["row"]}.get(key) for key in _SHOWN},
+                "hive": replica["hive"],
+                **{key: {**replica["launch"], **replica["row"]}.get(key) for key in _SHOWN},
             }
-            for one in sorted(replicas, key=lambda one: (one["hive"], one["row"]["name"]))
-            if one["row"].get("node_id") == node.id
+            for replica in sorted(replicas, key=lambda one: (one["hive"], one["row"]["name"]))
+            if replica["row"].get("node_id") == node.id
         ]
         told = {
             **msgspec.to_builtins(node),

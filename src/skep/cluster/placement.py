@@ -134,14 +134,16 @@ def _check_room(
     """
     before = {launch.name: launch for launch in standing if launch.place is not None}
     stay = {
-        one.name
-        for one in launches
-        if one.name in before and can_keep_actor(before[one.name], one)
+        launch.name
+        for launch in launches
+        if launch.name in before and can_keep_actor(before[launch.name], launch)
     }
     if stay != before.keys():
         return
     new = {
-        one.name: one.place for one in launches if one.name not in stay and one.place is not None
+        launch.name: launch.place
+        for launch in launches
+        if launch.name not in stay and launch.place is not None
     }
     placed = dict(zip(new, assign_nodes(list(new.values()), nodes), strict=True))
     for table in tables:
@@ -303,19 +305,20 @@ def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
 
     Without GPUs in the cluster, an engine for one GPU uses the CPU.
     """
-    each = serve.options.cards
+    cards = serve.options.cards
     most = max(node.gpus for node in nodes)
-    if not deploy.on_cards(serve) or (not most and each == 1):
+    if not deploy.on_cards(serve) or (not most and cards == 1):
         return 0
-    if most < each:
+    if most < cards:
         what = (
-            f"a replica of `{serve.model}` needs {each} GPUs on one node, the largest has {most:g}"
+            f"a replica of `{serve.model}` needs {cards} GPUs on one node, "
+            f"the largest has {most:g}"
         )
         raise DoesNotFit(
             f"{what}: {has_words(nodes)}",
             hint="lower tp, pp or dp (--tp, --pp), or add a larger node",
         )
-    return each
+    return cards
 
 
 def card_share(serve: Serve) -> float:
@@ -482,17 +485,17 @@ def _planned(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say
 
     The others are left out.
     """
-    found: list[NodeKind] = []
+    node_kinds: list[NodeKind] = []
     failed: list[tuple[str, SkepError]] = []
     for kind, nodes in survey.kinds.items():
         if nodes[0].cards:
             try:
-                found.append(_plan_kind(kind, wanted, nodes, paths, cache(say)))
+                node_kinds.append(_plan_kind(kind, wanted, nodes, paths, cache(say)))
             except (DoesNotFit, EngineError) as error:
                 failed.append((kind, error))
-    if not found:
+    if not node_kinds:
         raise _fits_nowhere(wanted.model, failed)
-    best = max(found, key=lambda one: one.rank(wanted.replicas))
+    best = max(node_kinds, key=lambda one: one.rank(wanted.replicas))
     if best.fits < (wanted.replicas or 1):
         each = f"on {best.kind} each needs {describe_request(placement_request(best.best.serve))}"
         raise _no_room(
@@ -504,7 +507,7 @@ def _planned(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say
         )
     others = [(kind, error.message) for kind, error in failed]
     slower = "it would be slower, and one deployment serves on one kind of node"
-    others += [(one.kind, slower) for one in found if one is not best]
+    others += [(one.kind, slower) for one in node_kinds if one is not best]
     for kind, why in others:
         say(f"warning: {kind} is left out: {why}")
     count = wanted.replicas or best.fits

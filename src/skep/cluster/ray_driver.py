@@ -175,8 +175,8 @@ class ActorManager:
                 held: Counter[str] = Counter({**self._aimed, **standing}.values())
                 rooms = cluster_nodes.fitting(place, near)
                 room = [
-                    (held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id)
-                    for one in rooms
+                    (held[room.id], -(room.free_gpus if place.cards else room.free_cpus), room.id)
+                    for room in rooms
                 ]
                 if room:
                     self._aimed[launch.name] = target = min(room)[2]

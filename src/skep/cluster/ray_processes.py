@@ -103,15 +103,15 @@ class NodeRecord(msgspec.Struct, frozen=True):
 def checked_address(text: str) -> str:
     """An address of one interface."""
     try:
-        found = ipaddress.IPv4Address(LOOPBACK if text == "localhost" else text)
+        ipv4_address = ipaddress.IPv4Address(LOOPBACK if text == "localhost" else text)
     except ValueError:
         raise UserError(
             f"`{text}` is not an IPv4 address", hint="write one of this machine: 10.0.0.1"
         ) from None
-    if found.is_unspecified or found.is_multicast:
+    if ipv4_address.is_unspecified or ipv4_address.is_multicast:
         hint = "name the one that the other machines reach; `ip -4 -brief address` lists them"
         raise UserError(f"`{text}` is not the address of one network interface", hint=hint)
-    return str(found)
+    return str(ipv4_address)
 
 
 def checked_ports(first: int) -> Ports:

@@ -346,8 +346,10 @@ def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
     hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeySpec))}"
     # a value may be a key in the wrong place
     checks: Mapping[type, Check] = {KeySpec: _check_entry, KeysFile: _check_different}
-    found: KeysFile = read_table(document, KeysFile, str(path), hint, secret=True, checks=checks)
-    return tuple(checked(entry) for entry in found.key)
+    keys_file: KeysFile = read_table(
+        document, KeysFile, str(path), hint, secret=True, checks=checks
+    )
+    return tuple(checked(entry) for entry in keys_file.key)
 
 
 def _check_entry(

@@ -214,7 +214,7 @@ class _TableReader:
             items = [
                 self._gathered(one, item, f"{place}.{number}") for number, one in enumerate(value)
             ]
-            return tuple(one for one in items if one is not None)
+            return tuple(item for item in items if item is not None)
         try:
             read = msgspec.convert(value, hint, builtin_types=(datetime,))
         except msgspec.ValidationError as error:
@@ -348,10 +348,10 @@ def load_settings(
     path: Path | None, paths: Paths, env: Mapping[str, str], *, folder: Path | None = None
 ) -> Settings:
     """Read the file that `find_config` finds; without one, serve the embedded model."""
-    found = find_config(path, paths, folder)
-    if found is None:
+    config = find_config(path, paths, folder)
+    if config is None:
         return parse_settings({}, "environment", env)
-    return parse_settings(_read(found), str(found), env, found.parent.absolute())
+    return parse_settings(_read(config), str(config), env, config.parent.absolute())
 
 
 def settings_with_overrides(
@@ -366,22 +366,22 @@ def parse_settings(
     document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()
 ) -> Settings:
     docs = "docs/configuration.md has an example of every key"
-    found: Settings = read_table(document, Settings, origin, docs, checks=_CHECKS)
-    gateway = found.gateway
+    settings: Settings = read_table(document, Settings, origin, docs, checks=_CHECKS)
+    gateway = settings.gateway
     # a relative path starts at the folder of the file
     certificate, key = (
         text and str(folder / Path(text).expanduser())
         for text in (gateway.tls_certificate, gateway.tls_key)
     )
     api_key = env.get("SKEP_API_KEY") or None
-    tables = document.get("serve", [] if found.upstream else [{}])
+    tables = document.get("serve", [] if settings.upstream else [{}])
     return replace(
-        found,
+        settings,
         gateway=replace(gateway, api_key=api_key, tls_certificate=certificate, tls_key=key),
         serve=tuple(
-            _with_defaults(one, table) for one, table in zip(found.serve, tables, strict=False)
+            _with_defaults(one, table) for one, table in zip(settings.serve, tables, strict=False)
         ),
-        upstream=tuple(make_upstream(**msgspec.structs.asdict(one)) for one in found.upstream),
+        upstream=tuple(make_upstream(**msgspec.structs.asdict(one)) for one in settings.upstream),
     )
 
 
@@ -396,7 +396,7 @@ def _with_defaults(serve: Serve, table: Mapping[str, Any]) -> Serve:
 
 
 def _check_settings(
-    _found: Settings, document: Mapping[str, Any], _place: str, problems: Problems
+    _settings: Settings, document: Mapping[str, Any], _place: str, problems: Problems
 ) -> None:
     if document.get("serve") == []:
         problems.add(UserError("`serve` has no table", hint="leave it out for the embedded model"))

@@ -101,8 +101,8 @@ def find_preset(name: str, folder: Path) -> Preset | None:
 
 
 def preset(name: str, folder: Path) -> Preset:
-    found = find_preset(name, folder)
-    if found is None:
+    preset = find_preset(name, folder)
+    if preset is None:
         if folder.is_dir():
             own: Iterable[str] = (path.stem for path in folder.glob("*.toml"))
         else:
@@ -110,7 +110,7 @@ def preset(name: str, folder: Path) -> Preset:
         names = {squeeze(known): known for known in (*recipe_texts(), *own)}
         hint = did_you_mean(similar_names(name, names), "`skep presets` lists them")
         raise UserError(f"no preset is called `{name}`", hint=hint)
-    return found
+    return preset
 
 
 def preset_text(name: str, folder: Path) -> str:
@@ -155,10 +155,10 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
     if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
         document["date"] = str(document["date"])
     checks: Mapping[type, Check] = {Preset: _check_preset}
-    found: Preset = read_table(
+    preset: Preset = read_table(
         document, Preset, origin, _HINT, checks=checks, name=name, origin=origin
     )
-    return replace(found, served_as=found.served_as or found.model)
+    return replace(preset, served_as=preset.served_as or preset.model)
 
 
 def _check_preset(
@@ -275,19 +275,22 @@ def _of_model(preset: Preset, model: Geometry) -> Iterator[tuple[str, str]]:
             "attention)"
         )
         yield what, f"valid: {', '.join(map(str, rungs))}"
-    asked = preset.context_tokens
-    most = model.max_context
+    context_tokens = preset.context_tokens
+    max_context = model.max_context
     told = (
         " ".join((*preset.extra, *(name for name, _ in preset.env))).casefold().replace("_", "-")
     )
     if (
-        asked is not None
-        and most
-        and asked > most
+        context_tokens is not None
+        and max_context
+        and context_tokens > max_context
         and not any(word in told for word in _STRETCHED)
     ):
         hint = "lower it, or put the engine's flags that stretch it (rope, yarn) into `extra`"
-        yield f"`context` = {asked} is beyond the {most} tokens of {model.id}", hint
+        yield (
+            f"`context` = {context_tokens} is beyond the {max_context} tokens of {model.id}",
+            hint,
+        )
 
 
 def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
@@ -332,11 +335,11 @@ def _told(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     kind: type = type(value)
     rules = rules_of(kind)
-    for one in msgspec.structs.fields(value):
-        rule = rules[one.name]
-        inner = getattr(value, one.name)
+    for field in msgspec.structs.fields(value):
+        rule = rules[field.name]
+        inner = getattr(value, field.name)
         if "hidden" in rule or inner == (
-            None if one.default is msgspec.NODEFAULT else one.default
+            None if field.default is msgspec.NODEFAULT else field.default
         ):
             continue
         if isinstance(inner, Draft):  # two texts: how it stands in a file
@@ -344,14 +347,14 @@ def _told(value: Any) -> dict[str, Any]:
                 {"draft_model": inner.model} if inner.model is not None else {}
             )
         elif isinstance(inner, msgspec.Struct):
-            found[rule.get("key", one.name)] = _told(inner)
-        elif one.name == "env":
+            found[rule.get("key", field.name)] = _told(inner)
+        elif field.name == "env":
             found["env"] = dict(inner)
         else:
             several = (
                 isinstance(inner, tuple) and bool(inner) and isinstance(inner[0], msgspec.Struct)
             )
-            found[rule.get("key", one.name)] = (
+            found[rule.get("key", field.name)] = (
                 [_told(each) for each in inner] if several else inner
             )
     return found

@@ -249,16 +249,16 @@ def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
     return dataclasses.replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
 
 
-def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> CardLink:
+def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, device: Device) -> CardLink:
     """`NV4` is NVLink with four links; everything else in nvidia-smi's matrix goes over PCIe."""
     if kind.startswith("NV"):
-        told = min(card.nvlink_gbs or 0.0, other.nvlink_gbs or 0.0)
+        told = min(card.nvlink_gbs or 0.0, device.nvlink_gbs or 0.0)
         return CardLink("nvlink", told or float(kind[2:] or 1) * 14.0, title=f"NVLink ({kind})")
     generation = min(
         (g.pcie_generation_max for g in (one, two) if g.pcie_generation_max), default=None
     )
     lanes = min((g.pcie_lanes for g in (one, two) if g.pcie_lanes), default=None)
-    usual = usual_link((card, other))
+    usual = usual_link((card, device))
     if generation is None or lanes is None:
         if usual.kind == "pcie":
             return usual
@@ -267,7 +267,7 @@ def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> Ca
     return CardLink(
         "pcie",
         pcie_gbs(written),
-        p2p=not (is_geforce(card) or is_geforce(other)),
+        p2p=not (is_geforce(card) or is_geforce(device)),
         title=f"PCIe {written}",
     )
 
@@ -278,7 +278,7 @@ def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, replicas: int = 1) -> Rig
         (width for name, width in _PER_CYCLE if name in facts.cpu_features), _LEAST_PER_CYCLE
     )
     tflops = facts.cpu_cores * _CLOCK_GHZ * per_cycle / 1000
-    told = ValueOrigin("copying a large buffer", "C")
+    value_origin = ValueOrigin("copying a large buffer", "C")
     whole = Device(
         id="cpu",
         title=facts.cpu_model or "CPU",
@@ -290,7 +290,7 @@ def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, replicas: int = 1) -> Rig
         units=facts.cpu_cores,
         formats=("fp16", "int8"),
         origins={
-            "bandwidth_gbs": told,
+            "bandwidth_gbs": value_origin,
             "fp16_tflops": ValueOrigin("cores x 3 GHz x width of the units", "C"),
         },
     )

@@ -100,7 +100,7 @@ def launches_of(
 
     `order`: the machine's numbers of the rig's cards, if rearranged.
     """
-    each = setup.layout.cards_each
+    cards_each = setup.layout.cards_each
     numbers = tuple(order) or tuple(range(len(rig.cards)))
     return tuple(
         Launch(
@@ -114,7 +114,9 @@ def launches_of(
             port=FIRST_PORT + replica,
             checkpoint=checkpoint or checkpoint_name(setup),
             options=options_of_setup(setup, rig),
-            gpus=numbers[replica * each : (replica + 1) * each] if len(rig.cards) > 1 else (),
+            gpus=numbers[replica * cards_each : (replica + 1) * cards_each]
+            if len(rig.cards) > 1
+            else (),
         )
         for replica in range(setup.layout.replicas)
     )
@@ -337,7 +339,7 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
     elif plan.checkpoint is None:
         said.append(f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint")
     # Whose first it is.
-    choice = next((one for one in found.choices if one.plans[:1] == (plan,)), None)
+    choice = next((choice for choice in found.choices if choice.plans[:1] == (plan,)), None)
     said += filter(None, [agent_caveat(found, plan)])
     if not rated.holds_all:
         at_once = (setup.slots or 1) * setup.layout.replicas
@@ -461,7 +463,7 @@ def vision_bytes(plan: Plan) -> int:
     sizes = (
         memory(replace(setup, vision=on), card, context=setup.context or 0) for on in (True, False)
     )
-    with_tower, without = (sum(t.bytes for t in one.terms if t.name != KV_POOL) for one in sizes)
+    with_tower, without = (sum(t.bytes for t in size.terms if t.name != KV_POOL) for size in sizes)
     return with_tower - without
 
 

@@ -440,7 +440,11 @@ def variables_of(recipe: Recipe) -> dict[str, str | None]:
         place = "~/models"
     else:
         place = f"~/models/{file_name(name)}"
-    return {one: place if one == own else None for one in dict.fromkeys(names) if one != "HOME"}
+    return {
+        fromkey: place if fromkey == own else None
+        for fromkey in dict.fromkeys(names)
+        if fromkey != "HOME"
+    }
 
 
 def weights_variable(recipe: Recipe) -> str | None:

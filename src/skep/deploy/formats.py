@@ -196,9 +196,11 @@ def _weight_tries(
     if pins.quant is not None:
         yield chosen.quant, chosen.engine
         return
-    known = [name for one in checkpoints_of(model.geometry.id) for name in one.formats]
+    known = [
+        name for checkpoint in checkpoints_of(model.geometry.id) for name in checkpoint.formats
+    ]
     for pooled, usual in ((True, _POOL_FORMATS), (False, _GGUF_FORMATS)):
-        engine = next((one for one in engines if has_pool(one) is pooled), None)
+        engine = next((engine for engine in engines if has_pool(engine) is pooled), None)
         if engine is None:
             continue
         wanted = {

@@ -644,11 +644,11 @@ def _weights_shown(serve: Serve, paths: Paths) -> dict[str, Any]:
         there = find_pullable(named) is not None and installed(named, paths.cache) is not None
         return {"source": named, "there": there, "bytes": None, "free_bytes": None}
     found = cached(source)
-    known = checkpoint_of(named)
+    checkpoint = checkpoint_of(named)
     if found is not None:
         size = found.bytes
-    elif known and known.disk_gb:
-        size = int(known.disk_gb * 1e9)
+    elif checkpoint and checkpoint.disk_gb:
+        size = int(checkpoint.disk_gb * 1e9)
     else:
         size = None
     folder = next(one for one in (hub_cache(), *hub_cache().parents) if one.exists())
@@ -660,7 +660,7 @@ def _commands(serve: Serve) -> list[str]:
     """Return one line a replica, as somebody would type it."""
     adapter = adapter_of(serve.engine)
     lines = []
-    each = serve.options.cards
+    cards = serve.options.cards
     for number in range(serve.replicas):
         launch = launch_of(
             serve, f"{stem_of(serve)}-{number}", None, weights_named(serve), threads=0
@@ -669,7 +669,7 @@ def _commands(serve: Serve) -> list[str]:
         if serve.gpus:
             # Or shared.
             launch = replace(
-                launch, gpus=serve.gpus[number * each : (number + 1) * each] or serve.gpus
+                launch, gpus=serve.gpus[number * cards : (number + 1) * cards] or serve.gpus
             )
         for what, instead in adapter.refusals(launch):
             raise UserError(f"{adapter.name}: {what}", hint=instead)

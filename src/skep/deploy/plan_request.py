@@ -197,7 +197,7 @@ def answer_plan(
     elsewhere = bool(flags.gpu) or rig is not None
     quant = pins.quant.id if pins.quant else None
     checkpoint = checkpoint_asked(flags, model)
-    notes = [*model.notes, *(note for found in rigs for note in found.notes)]
+    notes = [*model.notes, *(note for rig in rigs for note in rig.notes)]
     choices: list[PlanChoice] = []
     engines: list[str] = []
     for found in rigs:
@@ -241,8 +241,8 @@ def nothing_fits(found: PlanAnswer) -> SkepError | None:
     if any(choice.plans for choice in found.choices):
         return None
     tried = [
-        (one, one.rejected[0].engine if one.rejected else found.engines[0])
-        for one in found.choices
+        (choice, choice.rejected[0].engine if choice.rejected else found.engines[0])
+        for choice in found.choices
     ]
     errors = (
         fits_nowhere(found.model.geometry, one, found.goal, found.pins, engine)
@@ -270,19 +270,21 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
 def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
     """Refuse flags that cannot all be meant, or not of this model."""
     if model is not None and model.max_context is not None:
-        most = model.max_context
+        max_context = model.max_context
         made_for = f"that {model.id} was made for"
-        if (pins.context or 0) > most:
-            hint = f"use --context {most} at most, or a config.json with rope scaling"
+        if (pins.context or 0) > max_context:
+            hint = f"use --context {max_context} at most, or a config.json with rope scaling"
             raise UserError(
-                f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint
+                f"--context {pins.context} is beyond the {max_context} tokens {made_for}",
+                hint=hint,
             )
-        if goal.need_tokens > most:
+        if goal.need_tokens > max_context:
             hint = (
                 "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
             )
             raise UserError(
-                f"a task of {goal.need_tokens} tokens is beyond the {most} {made_for}", hint=hint
+                f"a task of {goal.need_tokens} tokens is beyond the {max_context} {made_for}",
+                hint=hint,
             )
     needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
     if needed > len(rig.cards):
@@ -442,14 +444,14 @@ def _read_folder(path: Path) -> ModelFound:
     from skep.weights.config_json import read_config, read_quantization
 
     geometry = read_config(path)
-    said = read_quantization(path)
+    quantization = read_quantization(path)
     folder = path.parent if path.suffix == ".json" else path
     model = ModelFound(geometry, checkpoint=str(folder), takes_tools=folder_takes_tools(folder))
-    if said is None:
+    if quantization is None:
         return replace(model, quant=QUANTS["bf16"])
-    quant = _named_quant(said.method, said.bits, floats=said.floats)
+    quant = _named_quant(quantization.method, quantization.bits, floats=quantization.floats)
     if quant is None:
-        return replace(model, unknown_quant=said.method)
+        return replace(model, unknown_quant=quantization.method)
     return replace(model, quant=quant, notes=(f"the configuration says {quant.title}",))
 
 

@@ -116,9 +116,16 @@ def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
             )
     beside = PresetAnswer(request.preset, tuple(figures), tuple(_cautions(request, cautions)))
     told = tuple(dict.fromkeys(filter(None, notes)))
-    found = ModelFound(model, checkpoint=preset.checkpoint)
+    model_found = ModelFound(model, checkpoint=preset.checkpoint)
     return PlanAnswer(
-        flags, found, goal, _pins(setup), (setup.engine,), tuple(choices), told, preset=beside
+        flags,
+        model_found,
+        goal,
+        _pins(setup),
+        (setup.engine,),
+        tuple(choices),
+        told,
+        preset=beside,
     )
 
 

@@ -263,7 +263,7 @@ def about_preset(
     if host is None:
         host = read_host()
         version = engine_named(preset.engine, serve.binary).version()
-    here = needs.RunEnvironment(
+    run_environment = needs.RunEnvironment(
         version, host.driver_version, serve.checkpoint, {**os.environ, **dict(serve.env)}
     )
     told = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
@@ -274,7 +274,7 @@ def about_preset(
         needs.other_cards(preset, [gpu.name for gpu in host.gpus]),
         other and f"measured with {preset.engine} {published}, this is {other}",
         needs.stand_in_words(preset),
-        needs.lost_words(preset, needs.missing_needs(preset, here)),
+        needs.lost_words(preset, needs.missing_needs(preset, run_environment)),
     )
     said = f"preset {preset.name}: {preset.title}; {preset.source}"
     return [said, *(f"warning: {words}" for words in odd if words)]
@@ -366,7 +366,7 @@ def planned(
     check_needs(checkpoint, setup.engine, wanted.binary)
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
     launch = launches[0]
-    gpus = tuple(gpu for each in launches for gpu in each.gpus)
+    gpus = tuple(gpu for launch in launches for gpu in launch.gpus)
     alike: dict[str, Any] = {
         name: getattr(launch, name)
         for name in ("engine", "slots", "context_tokens", "checkpoint", "options", "extra")
@@ -387,7 +387,7 @@ def check_needs(checkpoint: str, engine: str, binary: str | None) -> None:
     if least is None or not is_installed(engine, binary):
         return
     here = engine_named(engine, binary).version() or ""
-    if (found := version_of(here.partition(" ")[2])) is not None and found < (
+    if (version := version_of(here.partition(" ")[2])) is not None and version < (
         version_of(least[1]) or ()
     ):
         hint = f"`skep engine install {engine}` installs a newer one; --checkpoint names another"
@@ -400,10 +400,10 @@ def checkpoint_to_pull(name: str, paths: Paths) -> str:
     """
     model = geometry(name).id
     if read_host().gpus:
-        found = planned(ServeRequest(name), paths).serve.checkpoint
-        assert found is not None
-        return found
-    known = [one.reference(one.formats[0]) for one in checkpoints_of(model)]
+        checkpoint = planned(ServeRequest(name), paths).serve.checkpoint
+        assert checkpoint is not None
+        return checkpoint
+    known = [checkpoint.reference(checkpoint.formats[0]) for checkpoint in checkpoints_of(model)]
     hint = (
         "; ".join(f"`skep pull {one}`" for one in known[:SHOWN_CHECKPOINTS])
         or "name one on the hub: ORG/NAME"
@@ -543,16 +543,16 @@ def _served_name(name: str) -> str:
 
 def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
     setup = plan.setup
-    found = plan.rated.prospect
+    prospect = plan.rated.prospect
     assert setup.context is not None
     drafts = f", {setup.spec}" if setup.spec is not None else ""
     words = f"{setup.model.id} {setup.quant.title}, KV {setup.kv.title}{drafts}"
     eager = "" if setup.graphs else ", eager"
     about = f"{words}, {setup.layout} on {plan.rated.rig.title}, as {setup.engine}{eager}"
     weights = weights_bytes(setup.model, setup.quant)
-    told = plan_of(found, context_tokens=setup.context, about=about, weight_bytes=weights)
+    told = plan_of(prospect, context_tokens=setup.context, about=about, weight_bytes=weights)
     say(
-        f"simulating {about}: {setup.layout.replicas} x {found.slots} slots of "
+        f"simulating {about}: {setup.layout.replicas} x {prospect.slots} slots of "
         f"{setup.context} tokens; no model runs"
     )
     return {

@@ -110,9 +110,9 @@ def calibrated_basis(
     def basis_of(engine: str) -> Basis:
         if path.exists():
             with open_store(path, read_only=True) as store:
-                found = find_calibration(store, where, model_id, engine, quant_id)
-            if found is not None:
-                return found
+                calibration = find_calibration(store, where, model_id, engine, quant_id)
+            if calibration is not None:
+                return calibration
         return Basis(published_constants())
 
     return basis_of
@@ -258,15 +258,15 @@ def levels_json(row: CalibrationRecord, fitted: Fitted) -> list[dict[str, Any]]:
     foresee = speed_model_maker(setup_of(row.document), rig, published_constants(), measured)
     held_back = {seen.concurrency for seen in measured.held_back}
     rows = []
-    for seen in measured.levels:
-        before, after = before_and_after(foresee, fitted, seen)
+    for level in measured.levels:
+        before, after = before_and_after(foresee, fitted, level)
         rows.append(
             {
-                "concurrency": seen.concurrency,
-                "runs": seen.runs,
-                "fitted": seen.concurrency not in held_back,
-                "task_tok_s": 1 / seen.tpot_s.estimate,
-                "spread": seen.tpot_s.half_width,
+                "concurrency": level.concurrency,
+                "runs": level.runs,
+                "fitted": level.concurrency not in held_back,
+                "task_tok_s": 1 / level.tpot_s.estimate,
+                "spread": level.tpot_s.half_width,
                 "predicted_before": 1 / before.tpot_s,
                 "predicted_after": 1 / after.tpot_s,
             }

@@ -106,7 +106,7 @@ class Launch(msgspec.Struct, frozen=True):
             key = self.api_key
         return f"Bearer {key}" if key else ""
 
-    def same_process(self, other: Launch) -> bool:
+    def same_process(self, launch: Launch) -> bool:
         """Return whether what serves the one can serve the other: they differ only in what the
         gateway is told.
         """
@@ -116,7 +116,7 @@ class Launch(msgspec.Struct, frozen=True):
         }  # fmt: skip
         if self.url is not None:
             told["slots"] = 0
-        return replace(self, **told) == replace(other, **told)
+        return replace(self, **told) == replace(launch, **told)
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

@@ -324,7 +324,7 @@ def _run(
                 os.killpg(child.pid, signal.SIGKILL)
             raise
     if child.returncode != 0:
-        errors = [one for one in lines if one.lower().startswith("error")] or list(lines)
+        errors = [line for line in lines if line.lower().startswith("error")] or list(lines)
         if errors:
             why = errors[-1]
         else:

@@ -169,7 +169,7 @@ def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None
     quant = (known_quant(options.quant) if options.quant else None) or QUANTS["bf16"]
     kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
     setup = Setup(model, quant, kv, launch.engine, Layout(options.tp, options.pp, 1, options.dp))
-    found = find_first("refused", setup, Rig(tuple(cards)), _REFUSING)
-    if found is None:
+    first = find_first("refused", setup, Rig(tuple(cards)), _REFUSING)
+    if first is None:
         return None
-    return Diagnosis(found.sentence, remedy=found.remedy or None, final=True)
+    return Diagnosis(first.sentence, remedy=first.remedy or None, final=True)

@@ -119,7 +119,9 @@ def error_document(status: int, message: str) -> dict[str, Any]:
 
 
 def _text_of(messages: Sequence[_Message]) -> str:
-    parts = [part for one in messages for part in (one.content, one.tool_calls) if part]
+    parts = [
+        part for message in messages for part in (message.content, message.tool_calls) if part
+    ]
     return "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
 
 
@@ -151,7 +153,10 @@ def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQue
         )
     # the same task gets the same answer, also behind other instructions: a load begins them anew
     # so that no cache helps
-    task = _text_of([one for one in chat.messages if one.role not in INSTRUCTIONS]) or text
+    task = (
+        _text_of([message for message in chat.messages if message.role not in INSTRUCTIONS])
+        or text
+    )
     said = script(
         seed_of(task), asked or context_tokens - tokens, ignore_eos=bool(chat.ignore_eos)
     )

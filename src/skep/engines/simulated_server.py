@@ -81,7 +81,7 @@ class SimulatedMetrics:
         ended: dict[Labels, float] = {
             (*self.labels, why): count for why, count in self.ended.items()
         }
-        found: list[Metric] = [
+        metrics: list[Metric] = [
             Gauge(
                 "skep_simulated",
                 "These figures are a prediction: no model runs here.",
@@ -101,7 +101,7 @@ class SimulatedMetrics:
             Counter("skep_simulated_passes_total", "", (), {(): self.passes}),
             Counter("skep_simulated_behind_seconds_total", "", (), {(): round(self.behind_s, 6)}),
         ]
-        return metrics_text(found)
+        return metrics_text(metrics)
 
 
 # behind by more, the time is lost and not made up: the machine slept, or is too slow for this rig

@@ -228,9 +228,9 @@ def _prefix_caching(launch: Launch, known: Known) -> list[str]:
 
     There it needs prefill in chunks.
     """
-    wanted = launch.options.prefix_cache
-    if wanted is not None:
-        return [_CACHING if wanted else "--no-enable-prefix-caching"]
+    prefix_cache = launch.options.prefix_cache
+    if prefix_cache is not None:
+        return [_CACHING if prefix_cache else "--no-enable-prefix-caching"]
     given = in_extra(launch, _CACHING) or in_extra(launch, "--no-enable-prefix-caching")
     if given or not takes(known, _CACHING):
         return []

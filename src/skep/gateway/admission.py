@@ -90,7 +90,9 @@ class Admission:
     def to_confirm(self) -> tuple[ReplicaSpec, ...]:
         """Return the replicas that should be asked how many slots are busy."""
         return tuple(
-            one.spec for one in self.replicas() if one.spec.confirms and one.busy > one.active
+            replica.spec
+            for replica in self.replicas()
+            if replica.spec.confirms and replica.busy > replica.active
         )
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:

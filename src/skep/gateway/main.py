@@ -61,8 +61,11 @@ def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> st
     from string import Template
 
     rows = ""
-    for one in models:
-        cells = one["id"], *(one["skep"].get(name, "?") for name in ("slots", "context", "engine"))
+    for model in models:
+        cells = (
+            model["id"],
+            *(model["skep"].get(name, "?") for name in ("slots", "context", "engine")),
+        )
         rows += f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
     head = "<tr><th>model</th><th>slots</th><th>tokens of context</th><th>engine</th></tr>"
     page = Template(Path(__file__).with_name("landing.html").read_text(encoding="utf-8"))

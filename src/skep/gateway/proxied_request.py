@@ -158,8 +158,10 @@ class Exchange:
         request = self.request
         head = plan.heads.get(name)
         if head is None:  # all of it but the body's length
-            own = action.replica.authorization
-            lines = plan.lines + (b"authorization: %b\r\n" % own.encode() if own else b"")
+            authorization = action.replica.authorization
+            lines = plan.lines + (
+                b"authorization: %b\r\n" % authorization.encode() if authorization else b""
+            )
             # The parser takes a length for a body.
             method = b"GET" if request.method == b"HEAD" else request.method
             first = (method, pool.prefix, request.target, pool.host_line, lines)

@@ -209,9 +209,9 @@ class Proxy:
         if len(self._pools) > len(self.admission.replicas()):
             used = {replica.spec.url for replica in self.admission.replicas()}
             used |= {
-                one.granted.replica.url
-                for one in self.exchanges.values()
-                if one.granted is not None
+                exchange.granted.replica.url
+                for exchange in self.exchanges.values()
+                if exchange.granted is not None
             }
             for url in self._pools.keys() - used:
                 self._pools.pop(url).retire()
@@ -389,17 +389,19 @@ class Proxy:
         except RequestRefused as refusal:
             request.respond(*self._refusal(request, refusal))
 
-    def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
+    def _submit(
+        self, request: ServerRequest, plan: RequestPlan, body_summary: BodySummary
+    ) -> Exchange:
         if (
             not plan.for_clients
             and self._own_models
             and self._own_models.issuperset(self.admission.models)
         ):
             raise no_such_path(plan.path)
-        model = plan.model or seen.model
+        model = plan.model or body_summary.model
         body = request.body
         if model is None or not self.admission.knows(model):
-            model, body = self._model(seen, plan, request)
+            model, body = self._model(body_summary, plan, request)
         if not plan.for_clients and model in self._own_models:
             raise no_such_path(plan.path)
         if plan.key is not None:
@@ -407,17 +409,19 @@ class Proxy:
         request_id = self._new_id()
         exchange = Exchange(request_id, request, plan, model, body, self)
         self.exchanges[request_id] = exchange
-        arrival = self._arrival(exchange, plan, seen)
+        arrival = self._arrival(exchange, plan, body_summary)
         exchange.flow = arrival.flow
         self.place(exchange, arrival, exchange.arrived_at)
         return exchange
 
-    def _arrival(self, exchange: Exchange, plan: RequestPlan, seen: BodySummary) -> Arrival:
+    def _arrival(
+        self, exchange: Exchange, plan: RequestPlan, body_summary: BodySummary
+    ) -> Arrival:
         body = exchange.request.body
         if plan.session is not None:
             session: int | None = plan.session
         else:
-            session = seen.session
+            session = body_summary.session
         patience_s = plan.patience_s
         if patience_s is not None and exchange.comment_after_s is not None:
             patience_s = None  # with comments it holds out
@@ -426,7 +430,7 @@ class Proxy:
             exchange.model,
             plan.priority,
             plan.flow if plan.flow or session is None else session_flow(session),
-            conversation_in(session, plan.agent, seen.conversation),
+            conversation_in(session, plan.agent, body_summary.conversation),
             exchange.request_bytes,
             plan.max_wait_s,
             session=session,
@@ -513,13 +517,13 @@ class Proxy:
             return BodySummary(None)
 
     def _model(
-        self, seen: BodySummary, plan: RequestPlan, request: ServerRequest
+        self, body_summary: BodySummary, plan: RequestPlan, request: ServerRequest
     ) -> tuple[str, bytes]:
         """Return which pool, and the body for it.
 
         An alias is replaced in the body by the name its engine knows.
         """
-        named = plan.model or seen.model
+        named = plan.model or body_summary.model
         if named is None:
             models = self.admission.models
             if len(models) == 1:
@@ -536,8 +540,8 @@ class Proxy:
         model = self._meant_by(named)
         if model is None:
             return named, request.body
-        if seen.model == named:
-            changed = with_model(request.body, named, model, seen.name_at)
+        if body_summary.model == named:
+            changed = with_model(request.body, named, model, body_summary.name_at)
         else:
             changed = None
         return model, changed if changed is not None else request.body

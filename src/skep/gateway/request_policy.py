@@ -352,7 +352,7 @@ def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
     `Connection` names is still read here, it only does not go on: a client must not talk its way
     past the check of its origin."""
     lines: list[bytes] = []
-    found = SortedHeaders()
+    sorted_headers = SortedHeaders()
     named: frozenset[bytes] = frozenset()
     for name, value in headers:
         if name == b"connection" and value.lower() not in _HARMLESS:
@@ -361,22 +361,22 @@ def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
         if name in _REWRITTEN:
             continue
         if name in NAMING_HEADERS:
-            found.naming[name] = value
+            sorted_headers.naming[name] = value
         if name.startswith(_OWN):
-            found.own[name[len(_OWN) :]] = value
+            sorted_headers.own[name[len(_OWN) :]] = value
             continue
         if hide_keys and name in KEY_HEADERS:
             continue
         if name == b"content-type":
-            found.content_type = value
+            sorted_headers.content_type = value
         elif name == b"user-agent":
-            found.user_agent = value
+            sorted_headers.user_agent = value
         elif name == b"content-encoding":
-            found.encoding = value.strip().lower()
+            sorted_headers.encoding = value.strip().lower()
         elif name == b"origin":
-            found.origin = value
+            sorted_headers.origin = value
             continue  # the gateway has decided; engines answer an origin with leave of their own
         if name not in named:
             lines.append(b"%b: %b\r\n" % (name, value))
-    found.lines = b"".join(lines)
-    return found
+    sorted_headers.lines = b"".join(lines)
+    return sorted_headers

@@ -160,7 +160,7 @@ class WorkerProxy(Proxy):
             method = b"GET"
         else:
             method = request.method
-        lines = lines_of(one for one in request.headers if one[0] not in NOT_ASKED_ON)
+        lines = lines_of(header for header in request.headers if header[0] not in NOT_ASKED_ON)
         first = b"%b %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (
             method,
             request.target,
@@ -194,7 +194,7 @@ class DeciderAnswer:
         self._request = request
 
     def on_head(self, head: ResponseHead, at: float) -> None:  # noqa: ARG002
-        lines = lines_of(one for one in head.headers if one[0] not in NOT_HANDED_ON)
+        lines = lines_of(header for header in head.headers if header[0] not in NOT_HANDED_ON)
         self._request.start_with(head.status, lines, head.length)
 
     def on_body(self, data: bytes, at: float) -> None:  # noqa: ARG002

@@ -106,15 +106,19 @@ def lanes_finding(gpus: Sequence[Gpu]) -> HostFinding | None:
     narrow = False
     for gpu in gpus:
         lanes = gpu.pcie_lanes
-        most = gpu.pcie_lanes_max
+        pcie_lanes_max = gpu.pcie_lanes_max
         # a GB10 is on the CPU's package: it tells no memory of its own, and one PCIe lane that it
         # does not use
         if lanes is not None and gpu.memory_bytes is not None:
             told.append(
                 f"GPU {gpu.index} x{lanes}"
-                + (f" of x{most}" if most is not None and lanes != most else "")
+                + (
+                    f" of x{pcie_lanes_max}"
+                    if pcie_lanes_max is not None and lanes != pcie_lanes_max
+                    else ""
+                )
             )
-            narrow = narrow or lanes <= FEW_LANES or lanes < (most or 0)
+            narrow = narrow or lanes <= FEW_LANES or lanes < (pcie_lanes_max or 0)
     if not told:
         return None
     if not narrow:

@@ -107,8 +107,8 @@ def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> N
     complaint = None
     if status != 0 or not gpus:
         lines = (line.strip() for line in text.splitlines())
-        said = next((line for line in lines if line and not re.match(r"index,|\d+, ", line)), None)
-        complaint = one_line(said) or f"nvidia-smi ended with status {status} and said nothing"
+        line = next((line for line in lines if line and not re.match(r"index,|\d+, ", line)), None)
+        complaint = one_line(line) or f"nvidia-smi ended with status {status} and said nothing"
     if not gpus:
         return NvidiaReport(error=complaint)
     header = _ask_or_nothing(nvidia_smi, timeout_s)
@@ -283,8 +283,8 @@ def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
     flags = [
         set((p.get("flags") or p.get("Features") or "").split()) for p in _processors(cpuinfo)
     ]
-    flags = [found for found in flags if found]
-    return tuple(name for name in FEATURES if flags and all(name in found for found in flags))
+    flags = [flag for flag in flags if flag]
+    return tuple(name for name in FEATURES if flags and all(name in flag for flag in flags))
 
 
 def _processors(cpuinfo: str) -> Iterator[dict[str, str]]:
@@ -384,9 +384,13 @@ def _folders(root: Path, own_groups: str) -> Iterator[Path]:
     root: try all.
     """
     path = next((line[3:] for line in own_groups.splitlines() if line.startswith("0::")), "/")
-    own = PurePosixPath(path.lstrip("/"))
-    if ".." not in own.parts:
-        yield from (root / folder for folder in (own, *own.parents) if folder != PurePosixPath())
+    pure_posix_path = PurePosixPath(path.lstrip("/"))
+    if ".." not in pure_posix_path.parts:
+        yield from (
+            root / folder
+            for folder in (pure_posix_path, *pure_posix_path.parents)
+            if folder != PurePosixPath()
+        )
     yield root
 
 

@@ -211,7 +211,7 @@ class RunTools:
         return {
             "run": found.id,
             "state": found.state.value,
-            "results": [_result_row(one, most) for one in results],
+            "results": [_result_row(result, most) for result in results],
             "page": page,
             "pages": -(-matching // size),
             "matching": matching,

@@ -383,7 +383,7 @@ class AlertWatcher:
             self._sending = asyncio.ensure_future(self._send())
 
     def _look_at_target(self, name: str) -> None:
-        target = next((one for one in self._series.targets() if one.name == name), None)
+        target = next((target for target in self._series.targets() if target.name == name), None)
         if target is None:  # removed while it was probed
             return
         self._secrets = self._known_secrets(target.key_env)
@@ -503,7 +503,7 @@ class AlertWatcher:
         return [
             replace(
                 self._notice(alerts[0]),
-                held=sum(alerts[0].opened_at - one.opened_at < night_s for one in alerts),
+                held=sum(alerts[0].opened_at - alert.opened_at < night_s for alert in alerts),
             )
             for alerts in held.values()
         ]
@@ -559,11 +559,11 @@ def check_document(
         who = "the monitor runs but is late"
     else:
         who = "the monitor is not running: `skep monitor run` starts it"
-    for one in target_statuses(series, now, with_readings=False):
-        name = one.target.name
-        overdue_s = one.overdue_s(now)
+    for target_status in target_statuses(series, now, with_readings=False):
+        name = target_status.target.name
+        overdue_s = target_status.overdue_s(now)
         if overdue_s is not None:
-            if one.last is None:
+            if target_status.last is None:
                 since = "it was added"
             else:
                 since = "the last one"
@@ -572,5 +572,5 @@ def check_document(
             )
             unwatched = {"rule": "unwatched", "target": name, "message": text, "value": overdue_s}
             never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
-            wrong.append({**unwatched, "limit": 2 * one.target.every_s, **never})
+            wrong.append({**unwatched, "limit": 2 * target_status.target.every_s, **never})
     return {"ok": not wrong, "at": now, "monitor_running": running, "wrong": wrong}

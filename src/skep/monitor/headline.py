@@ -97,7 +97,7 @@ def headlines_of(
     series: SeriesStore, standings: Sequence[TargetStatus], now: float
 ) -> list[SpeedHeadline]:
     """Of targets that are watched; none where a figure of one of them is missing."""
-    away = {one.target.name for one in standings if one.state in _AWAY}
+    away = {standing.target.name for standing in standings if standing.state in _AWAY}
     found = []
     for one, other in _pairs(standings):
         headline = headline_of(series, one.target.name, other.target.name, now - WINDOW_S, now)
@@ -112,7 +112,10 @@ def headlines_of(
 
 def _pairs(standings: Sequence[TargetStatus]) -> list[tuple[TargetStatus, TargetStatus]]:
     """The gateway stands for the replicas behind it."""
-    by_kind = {kind: [one for one in standings if one.target.kind is kind] for kind in TargetKind}
+    by_kind = {
+        kind: [standing for standing in standings if standing.target.kind is kind]
+        for kind in TargetKind
+    }
     own = by_kind[TargetKind.GATEWAY] or by_kind[TargetKind.REPLICA]
     others = by_kind[TargetKind.ENDPOINT]
     if own and others:

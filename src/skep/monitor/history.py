@@ -127,7 +127,7 @@ def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) 
     changes = [change for change in series.changes(key.target, begin) if change.at < until]
     steps = sorted({*steps_of(key, changes), *(swap.at for swap in swaps)})
     band = [row for row in stepped(read.quiet(begin, until), steps, band_s) if row[0] >= since]
-    found = SeriesHistory(
+    series_history = SeriesHistory(
         *(key, since, until),
         points=points,
         spans=spans,
@@ -143,7 +143,8 @@ def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) 
         busy=sum(point.busy for point in points) + sum(span.busy for span in spans),
     )
     return replace(
-        found, sentences=tuple(_sentences(found, [swap for swap in swaps if swap.at >= since]))
+        series_history,
+        sentences=tuple(_sentences(series_history, [swap for swap in swaps if swap.at >= since])),
     )
 
 
@@ -218,7 +219,9 @@ def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     hot = [key for key in keys if key.heat is Heat.HOT and key.shape in _SHAPES]
     kinds = sorted({(key.concurrency, _SHAPES.index(key.shape)) for key in hot})
     _, samples = series.latest(target)  # another engine may report fewer figures
-    told = {metric for metric in SeriesMetric for one in samples if one.value(metric) is not None}
+    told = {
+        metric for metric in SeriesMetric for sample in samples if sample.value(metric) is not None
+    }
     found = []
     for concurrency, shape in kinds:
         if concurrency > 1:
@@ -405,7 +408,9 @@ def around_event(series: SeriesStore, event: MonitorEvent, key: SeriesKey) -> di
     start = event.at - AROUND_S
     end = event.at + AROUND_S
     every_s = interval_of(series, key.target)
-    others = [one.at for one in series.events(start, end, key.target) if one.kind in _BOUNDARIES]
+    others = [
+        event.at for event in series.events(start, end, key.target) if event.kind in _BOUNDARIES
+    ]
     others = [at for at in others if abs(at - event.at) > every_s]
     before = (max([start, *(at for at in others if at < event.at)]), event.at)
     after = (event.at, min([end, *(at for at in others if at > event.at)]))

@@ -77,7 +77,7 @@ class LastSeen:
         self.began_at = probe.host_number(BEGAN_AT) or self.began_at
 
 
-def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
+def events_since(last_seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
     """Events between what was seen and this probe.
 
     Nothing is said of what was not known before.
@@ -89,10 +89,12 @@ def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
     news: list[MonitorEvent] = []
 
     def tell(kind: EventKind, text: str, **detail: object) -> None:
-        news.append(MonitorEvent(at, kind, text, probe.target, {"since": seen.ended_at, **detail}))
+        news.append(
+            MonitorEvent(at, kind, text, probe.target, {"since": last_seen.ended_at, **detail})
+        )
 
     failed, had_failed = (
-        outcome is ProbeOutcome.FAILED for outcome in (probe.outcome, seen.outcome)
+        outcome is ProbeOutcome.FAILED for outcome in (probe.outcome, last_seen.outcome)
     )
     if probe.error_kind != BUSY and failed and not had_failed:
         tell(
@@ -103,13 +105,15 @@ def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
     began = probe.host_number(BEGAN_AT)
     if (
         began is not None
-        and seen.began_at is not None
-        and abs(began - seen.began_at) > SAME_BEGIN_S
+        and last_seen.began_at is not None
+        and abs(began - last_seen.began_at) > SAME_BEGIN_S
     ):
         tell(EventKind.RESTART, "restarted")
     for name, value in sorted(probe.versions.items()):
-        before = seen.versions.get(name)
-        untold = name == "model" and probe.model == seen.model and probe.model in (before, value)
+        before = last_seen.versions.get(name)
+        untold = (
+            name == "model" and probe.model == last_seen.model and probe.model in (before, value)
+        )
         if before is not None and before != value and name not in _NO_EVENT and not untold:
             text = f"{name.replace('_', ' ')} changed from {before} to {value}"
             text += "; its series begin anew" if name in ANOTHER_MODEL else ""
@@ -312,13 +316,13 @@ class Loop:
 
 def last_seen(series: SeriesStore, target: str) -> LastSeen:
     """From the stored probes: the newest, and the last one that succeeded."""
-    seen = LastSeen()
+    last_seen = LastSeen()
     for probe in (
         *series.last_done(target),
         *reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)),
     ):
-        seen.take(probe)
-    return seen
+        last_seen.take(probe)
+    return last_seen
 
 
 def prober_with(env: Mapping[str, str]) -> Prober:

@@ -40,17 +40,25 @@ class MonitorStatus(msgspec.Struct, frozen=True):
 
     def sentences(self) -> list[str]:
         alerts = [
-            f"alert: {one.message} (since {day_and_time(one.opened_at)})" for one in self.alerts
+            f"alert: {alert.message} (since {day_and_time(alert.opened_at)})"
+            for alert in self.alerts
         ]
-        slow_starts = [one.sentence for one in self.cold_starts if one.matters]
-        return [*(one.why for one in self.targets if one.why), *alerts, *slow_starts, *self.notes]
+        slow_starts = [
+            cold_start.sentence for cold_start in self.cold_starts if cold_start.matters
+        ]
+        return [
+            *(target.why for target in self.targets if target.why),
+            *alerts,
+            *slow_starts,
+            *self.notes,
+        ]
 
     def document(self) -> dict[str, Any]:
         return {
             "at": self.at,
-            "targets": [one.document() for one in self.targets],
-            "headlines": [one.document() for one in self.headlines],
-            "cold_starts": [one.document() for one in self.cold_starts],
+            "targets": [target.document() for target in self.targets],
+            "headlines": [headline.document() for headline in self.headlines],
+            "cold_starts": [cold_start.document() for cold_start in self.cold_starts],
             "notes": list(self.notes),
             "alerts": [alert_document(alert) for alert in self.alerts],
         }
@@ -59,7 +67,9 @@ class MonitorStatus(msgspec.Struct, frozen=True):
 def monitor_status(series: SeriesStore, now: float) -> MonitorStatus:
     standings = target_statuses(series, now)
     headlines = headlines_of(series, standings, now)
-    starts = cold_starts_of(series, (one.target.name for one in standings), now - WINDOW_S, now)
+    starts = cold_starts_of(
+        series, (standing.target.name for standing in standings), now - WINDOW_S, now
+    )
     alerts = series.alerts(open_only=True)
     return MonitorStatus(now, standings, headlines, starts, alerts, notes_in_words(series, now))
 
@@ -90,7 +100,7 @@ class TargetPair(msgspec.Struct, frozen=True):
         return {
             **self.comparison.document(),
             "headline": self.headline and self.headline.document(),
-            "cold_starts": [one.document() for one in self.cold_starts],
+            "cold_starts": [cold_start.document() for cold_start in self.cold_starts],
             "probing": list(self.probing),
         }
 

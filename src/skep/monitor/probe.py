@@ -227,18 +227,18 @@ async def probe_target(
     started_at = clock()
     began_s = time.monotonic()
     fault: ProbeFault | None = None
-    found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)))
+    probe_run = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)))
     whole_s = FIND_S + WHOLE * target.timeout_s
     try:
         if target.key_env and not key:
             raise ProbeFault("auth", f"the variable `{target.key_env}` with its key is not set")
         async with asyncio.timeout(whole_s):
-            await found.run(key, nvidia, meter)
+            await probe_run.run(key, nvidia, meter)
     except TimeoutError:
         fault = ProbeFault("timeout", f"the whole probe was not done within {whole_s:g} s")
     except Exception as error:  # nothing that a target says may end the watch over it
         fault = fault_of(error).without(key)
-    running, waiting = other_requests(found.before, found.after, found.own_tokens)
+    running, waiting = other_requests(probe_run.before, probe_run.after, probe_run.own_tokens)
     # A clock that is set meanwhile does not bend it.
     ended_at = started_at + time.monotonic() - began_s
     if fault is None:
@@ -250,12 +250,12 @@ async def probe_target(
         **_told(fault),
         running=running,
         waiting=waiting,
-        model=target.model if found.endpoint is None else found.endpoint.model,
-        versions=found.versions,
-        host=found.host,
-        simulated=found.endpoint is not None and found.endpoint.simulated,
+        model=target.model if probe_run.endpoint is None else probe_run.endpoint.model,
+        versions=probe_run.versions,
+        host=probe_run.host,
+        simulated=probe_run.endpoint is not None and probe_run.endpoint.simulated,
     )
-    return probe, found.samples
+    return probe, probe_run.samples
 
 
 def _told(fault: ProbeFault | None) -> dict[str, Any]:

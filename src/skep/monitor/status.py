@@ -133,7 +133,9 @@ class TargetStatus(msgspec.Struct, frozen=True):
 
     def first(self, unit: str) -> SeriesStatus | None:
         """Return the first of its series that is told in this unit."""
-        return next((one for one in self.readings if one.key.metric.unit == unit), None)
+        return next(
+            (reading for reading in self.readings if reading.key.metric.unit == unit), None
+        )
 
 
 def day_and_time(at: float) -> str:

@@ -117,7 +117,7 @@ def speed_model_maker(
 
     def foresee(tuning: StepTuning) -> SpeedModel:
         found = prospect(setup, rig, constants, context=measured.context, tuning=tuning)
-        widest = max(seen.concurrency for seen in measured.levels)
+        widest = max(level.concurrency for level in measured.levels)
         return replace(found, pool_tokens=max(found.pool_tokens, 1.1 * widest * measured.context))
 
     return foresee
@@ -146,10 +146,12 @@ def fit(foresee: SpeedModelMaker, measured: CalibrationData) -> Fitted:
 
 
 def before_and_after(
-    foresee: SpeedModelMaker, fitted: Fitted, seen: MeasuredLevel
+    foresee: SpeedModelMaker, fitted: Fitted, measured_level: MeasuredLevel
 ) -> tuple[PredictedOutcome, PredictedOutcome]:
     """Return the prediction for a level without and with the calibration."""
-    return foresee(UNTUNED).outcome(seen.load()), foresee(fitted.tuning).outcome(seen.load())
+    return foresee(UNTUNED).outcome(measured_level.load()), foresee(fitted.tuning).outcome(
+        measured_level.load()
+    )
 
 
 def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> Interval | None:
@@ -172,10 +174,11 @@ def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> 
     slope = (high - low) / (1.0 - _LEAST)
     if slope <= 1e-4 * high:
         return None
-    wanted = crowd.tpot_s.estimate
-    found = 1.0 + (wanted - high) / slope
+    estimate = crowd.tpot_s.estimate
+    found = 1.0 + (estimate - high) / slope
     unsure = (
-        math.hypot((crowd.tpot_s.high - crowd.tpot_s.low) / 2, decode.half_width * wanted) / slope
+        math.hypot((crowd.tpot_s.high - crowd.tpot_s.low) / 2, decode.half_width * estimate)
+        / slope
     )
     share = _USUAL**2 / (_USUAL**2 + (unsure / _SIGMAS.get(crowd.runs, 1.96)) ** 2)
     found = 1.0 + (found - 1.0) * share

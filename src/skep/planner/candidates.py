@@ -126,7 +126,10 @@ def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tup
     if model.native_bits is not None and model.native_bits < 5:
         return usual  # nobody makes it better than its maker
     names = (
-        name for one in checkpoints_of(model.id) if engine in one.engines for name in one.formats
+        name
+        for checkpoint in checkpoints_of(model.id)
+        if engine in checkpoint.engines
+        for name in checkpoint.formats
     )
     made = [
         QUANTS[name]
@@ -144,16 +147,16 @@ def as_published(quant: Quant, model: Geometry, engine: str) -> Quant:
     """Return the format with as many bits as its checkpoint takes when loaded, or on disk: some
     parts stay in 16.
     """
-    found = find_checkpoint(model.id, engine, quant.id)
-    if found is None or (found.loaded_gib or found.disk_gb) is None:
+    checkpoint = find_checkpoint(model.id, engine, quant.id)
+    if checkpoint is None or (checkpoint.loaded_gib or checkpoint.disk_gb) is None:
         return quant
     parts = parts_of(model)
-    drafts = found.mtp and found.loaded_gib is None
-    counted = weights_bits(model, quant, with_draft=drafts, with_vision=found.vision)
-    if found.loaded_gib:
-        bits = found.loaded_gib * 8 * GIB
+    drafts = checkpoint.mtp and checkpoint.loaded_gib is None
+    counted = weights_bits(model, quant, with_draft=drafts, with_vision=checkpoint.vision)
+    if checkpoint.loaded_gib:
+        bits = checkpoint.loaded_gib * 8 * GIB
     else:
-        bits = (found.disk_gb or 0.0) * 8e9
+        bits = (checkpoint.disk_gb or 0.0) * 8e9
     more = (bits - counted) / max(1.0, parts.mlp + parts.experts + parts.small)
     if abs(more) < quant.bits * _OTHER_SIZE:
         return replace(quant, bits=quant.bits + more)
@@ -329,10 +332,11 @@ def _contexts(setup: Setup, goal: PlanGoal, pins: Pins) -> list[int]:
         return [pins.context]
     need = -(-goal.need_tokens // 256) * 256
     usual = max(DEFAULT_CONTEXT, need)
-    most = setup.model.max_context
+    max_context = setup.model.max_context
     return list(
         dict.fromkeys(
-            min(c, most) if most and most >= goal.need_tokens else c for c in (usual, need)
+            min(c, max_context) if max_context and max_context >= goal.need_tokens else c
+            for c in (usual, need)
         )
     )
 
@@ -344,14 +348,14 @@ def _utilizations(setup: Setup, card: Device, pins: Pins) -> tuple[float | None,
     """
     if pins.utilization or not has_pool(setup.engine):
         return (pins.utilization,)
-    own = defaults(setup.engine, card).utilization
+    utilization = defaults(setup.engine, card).utilization
     if card.unified_memory:
-        most = own
+        most = utilization
     elif setup.model.is_hybrid:
         most = SAFE_HYBRID_UTILIZATION
     else:
         most = 1.0
-    usual = (own, *(share for share in _UTILIZATIONS if share <= most))
+    usual = (utilization, *(share for share in _UTILIZATIONS if share <= most))
     return tuple(dict.fromkeys(usual))
 
 

@@ -161,10 +161,10 @@ def survey(
         setup for setup in pairs[_EXPANDED:] if model.mtp_layers and candidates.has_drafts(setup)
     ]
     for setup in pairs[:_EXPANDED] + drafting[: _EXPANDED // 2]:
-        for other in candidates.variants(setup, rig, pins):
-            if refusal(other, rig) is not None:
+        for variant in candidates.variants(setup, rig, pins):
+            if refusal(variant, rig) is not None:
                 continue
-            placed = place(other, sizing_card(rig, other.layout), goal, pins)
+            placed = place(variant, sizing_card(rig, variant.layout), goal, pins)
             if placed is not None:
                 scored.append((first(placed), placed))
     groups: dict[tuple[object, ...], list[Setup]] = {}
@@ -208,7 +208,7 @@ def _varied(forms: Sequence[Setup]) -> list[Setup]:
 def bases(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, *, say_why: bool = True
 ) -> tuple[list[Setup], list[Rejected]]:
-    found: list[Setup] = []
+    setups: list[Setup] = []
     rejected: list[Rejected] = []
     hopeless: set[int] = set()
     for layout in candidates.layouts(rig, model, engine, goal, pins):
@@ -233,22 +233,23 @@ def bases(
                 setup, rig, goal, pins
             )
             if placed is not None:
-                found.append(placed)
+                setups.append(placed)
             elif "memory" in dropped:
                 _drop(
                     dropped, msgspec.structs.replace(dropped["memory"], quants=(setup.quant.id,))
                 )
             elif say_why:
                 short = candidates.shortfall(setup, sizing_card(rig, layout), goal, pins)
-                most = short.plan.largest
-                size = max(most.bytes, short.plan.needed_kv_bytes if most.name == "KV pool" else 0)
-                reason = (
-                    f"{short.sentence}; the largest term is {most.name} ({format_bytes(size)} a "
-                    "card)"
-                )
+                largest = short.plan.largest
+                size_bytes = largest.bytes
+                if largest.name == "KV pool":
+                    size_bytes = max(size_bytes, short.plan.needed_kv_bytes)
+                size = format_bytes(size_bytes)
+                largest_term = f"the largest term is {largest.name} ({size} a card)"
+                reason = f"{short.sentence}; {largest_term}"
                 _drop(dropped, Rejected(layout, engine, (setup.quant.id,), "memory", reason))
         rejected += dropped.values()
-    return found, rejected
+    return setups, rejected
 
 
 def _drop(dropped: dict[str, Rejected], new: Rejected) -> None:
@@ -406,7 +407,7 @@ def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
     """Return what cards add nothing for the engine that goes first, and for vLLM, whose layouts
     heads decide.
     """
-    of_engine = {found[0].setup.engine: found for found in surveys if found}
+    of_engine = {survey[0].setup.engine: survey for survey in surveys if survey}
     engines = dict.fromkeys((first.setup.engine, "vllm"))
     told = [idle_cards(of_engine[engine]) for engine in engines if engine in of_engine]
     return "; ".join(filter(None, told)) or None
@@ -467,7 +468,7 @@ def _known_checkpoint(setup: Setup, *, mtp: bool) -> str | None:
     else:
         names = (setup.quant.id, *alike)
     for name in names:
-        found = find_checkpoint(setup.model.id, setup.engine, name, mtp=mtp)
-        if found is not None:
-            return found.reference(name)
+        checkpoint = find_checkpoint(setup.model.id, setup.engine, name, mtp=mtp)
+        if checkpoint is not None:
+            return checkpoint.reference(name)
     return None

@@ -211,7 +211,11 @@ def _are_not_beaten(candidates: Candidates) -> Candidates:
     """Leave out what another beats in speed, context and first token at once: nothing makes up for
     that.
     """
-    return [rated for rated in candidates if not any(_beats(other, rated) for other in candidates)]
+    return [
+        rated
+        for rated in candidates
+        if not any(_beats(candidate, rated) for candidate in candidates)
+    ]
 
 
 def _beats(other: Rated, rated: Rated) -> bool:

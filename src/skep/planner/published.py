@@ -89,8 +89,8 @@ class PublishedRow(msgspec.Struct, frozen=True):
         return self.is_in_format(setup.quant) and str(self.spec) == str(setup.spec)
 
 
-def same_format(one: Quant, other: Quant) -> bool:
-    return (one.family, one.nominal) == (other.family, other.nominal)
+def same_format(one: Quant, quant: Quant) -> bool:
+    return (one.family, one.nominal) == (quant.family, quant.nominal)
 
 
 def way_of(layout: Layout, spec: Speculation | None, engine: str, *, graphs: bool = True) -> str:
@@ -162,7 +162,9 @@ def draft_failure(setup: Setup, rig: Rig) -> DraftFailure | None:
 def known_draft_failure(model: str, cards: Sequence[Device], engine: str) -> DraftFailure | None:
     engines = _POOLED if engine in _POOLED else (engine,)
     known = (
-        one for one in _draft_failures() if (one.model, one.cards) == (model, cards_title(cards))
+        draft_failure
+        for draft_failure in _draft_failures()
+        if (draft_failure.model, draft_failure.cards) == (model, cards_title(cards))
     )
     return next((one for one in known if one.engine in engines), None)
 

@@ -308,8 +308,8 @@ def predict_levels(
         elif rated.corrected is None:
             outcome = rated.prospect.outcome(goal.load(level))
         else:  # by the rows at about as many agents
-            there = speed_model_of(rated.setup, rated.rig, goal, basis, level)
-            outcome = there.outcome(goal.load(level))
+            speed_model = speed_model_of(rated.setup, rated.rig, goal, basis, level)
+            outcome = speed_model.outcome(goal.load(level))
         sure = band(rated.setup, rated.prospect.card, level, calibrated=basis.calibrated)
         found.append(
             Predicted(

@@ -372,9 +372,10 @@ def pcie_gbs(text: str) -> float:
 
 def groups(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Return the cards of each replica, in the order the user named them."""
-    each = layout.cards_each
+    cards_each = layout.cards_each
     return tuple(
-        tuple(range(first * each, (first + 1) * each)) for first in range(layout.replicas)
+        tuple(range(first * cards_each, (first + 1) * cards_each))
+        for first in range(layout.replicas)
     )
 
 

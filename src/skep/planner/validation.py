@@ -244,10 +244,10 @@ def speed_model(
     setup = case.setup
     load = case.load
     card = case.card
-    each = case.setup.layout.cards_each
+    cards_each = case.setup.layout.cards_each
     weights = weights_bytes(setup.model, setup.quant, with_vision=False)
-    if weights > 1.02 * card.memory_gib * GIB * each:
-        has = f"{each} x {card.memory_gib:g} GiB"
+    if weights > 1.02 * card.memory_gib * GIB * cards_each:
+        has = f"{cards_each} x {card.memory_gib:g} GiB"
         raise Unpredictable(
             f"memory: {weights / GIB:.0f} GiB of {setup.quant.title} weights do not fit {has}"
         )
@@ -263,7 +263,7 @@ def speed_model(
         sequence = kv_bytes_per_token(setup) * context + window_bytes(
             setup, context, found.chunk_tokens
         )
-        left = (_FILLED * card.memory_gib * GIB * each - weights) / each
+        left = (_FILLED * card.memory_gib * GIB * cards_each - weights) / cards_each
         pool = max(pool, left / (sequence + state_bytes(setup)) * context)
     return replace(found, pool_tokens=max(1.1 * context, pool))
 

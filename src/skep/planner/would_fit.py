@@ -93,13 +93,13 @@ def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str
     """Try fewer bits on the same cards, less context, more cards of the same kind, and another
     engine.
     """
-    wanted = PlanSought(model, rig, goal, pins, engine)
+    plan_sought = PlanSought(model, rig, goal, pins, engine)
     trials = WouldFit()
-    _try_fewer_bits(wanted, trials)
-    _try_less_context(wanted, trials)
-    _try_more_cards(wanted, trials)
-    _try_llamacpp(wanted, trials)
-    _try_system_memory(wanted, trials)
+    _try_fewer_bits(plan_sought, trials)
+    _try_less_context(plan_sought, trials)
+    _try_more_cards(plan_sought, trials)
+    _try_llamacpp(plan_sought, trials)
+    _try_system_memory(plan_sought, trials)
     return trials
 
 

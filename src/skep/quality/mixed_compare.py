@@ -72,7 +72,9 @@ class MixedSide(msgspec.Struct, frozen=True):
         A turn that was not asked did not.
         """
         found = {
-            (one.level, one.repeat, one.item): one.passed for one in self.verdicts if one.level
+            (verdict.level, verdict.repeat, verdict.item): verdict.passed
+            for verdict in self.verdicts
+            if verdict.level
         }
         for level in self.summary.levels if found else ():
             repeats = by_repeat(row for row in self.rows if row.level == level.concurrency)
@@ -188,11 +190,11 @@ def compare_mixed(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> MixedCom
     return MixedComparison(found, worse_beyond(allowed, strict), _answers(a, b), unfinished)
 
 
-def _never_finished(side: MixedSide, other: MixedSide) -> list[int]:
+def _never_finished(side: MixedSide, mixed_side: MixedSide) -> list[int]:
     """Return the levels at which no conversation of this side was finished, while one of the other
     was.
     """
-    shared = ((level, other.level(level.concurrency)) for level in side.summary.levels)
+    shared = ((level, mixed_side.level(level.concurrency)) for level in side.summary.levels)
     return [
         level.concurrency
         for level, partner in shared

@@ -222,10 +222,10 @@ def mixed_summary(
 
     Without verdicts, nothing is said about what passed.
     """
-    known = {(one.level, one.repeat, one.index): one for one in verdicts}
+    known = {(verdict.level, verdict.repeat, verdict.index): verdict for verdict in verdicts}
     asked = sorted({row.level for row in rows} - {0})
     levels = [_level(level, [row for row in rows if row.level == level], known) for level in asked]
-    memory = next((_memory_use(one.fact) for one in facts if one.name == MEMORY), None)
+    memory = next((_memory_use(fact.fact) for fact in facts if fact.name == MEMORY), None)
     axes = axes_of(levels, memory)
     return MixedSummary(
         run_id, model, tuple(levels), axes, advice_of(levels), simulated, incomplete, memory
@@ -364,13 +364,15 @@ def _batch_side_tasks(levels: Sequence[MixedLevel]) -> int | None:
 def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
     repeats = by_repeat(rows)
     if known:
-        not_asked = Counter(item for some in repeats.values() for item in turns_not_asked(some))
+        not_asked = Counter(
+            item for repeat in repeats.values() for item in turns_not_asked(repeat)
+        )
     else:
         not_asked = Counter()
     turns = tuple(_task(item.id, rows, known, not_asked[item.id]) for item in PRIMARY)
     side = tuple(_task(item.id, rows, known) for item in SIDE[: concurrency - 1])
     totals = [
-        taken_s for some in repeats.values() if (taken_s := conversation_s(some)) is not None
+        taken_s for repeat in repeats.values() if (taken_s := conversation_s(repeat)) is not None
     ]
     wall_s = sum(map(wall_of, repeats.values()))
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
@@ -456,9 +458,9 @@ def _held_share(wanted: int, repeats: Iterable[Sequence[Request]]) -> float | No
     if wanted < 1:
         return None
     held = total = 0.0
-    for some in repeats:
-        sides = [(row.started_s, row.ended_s) for row in some if row.traffic == SIDE_TRAFFIC]
-        for row in _turns(some):
+    for repeat in repeats:
+        sides = [(row.started_s, row.ended_s) for row in repeat if row.traffic == SIDE_TRAFFIC]
+        for row in _turns(repeat):
             total += row.ended_s - row.started_s
             held += _time_with(wanted, sides, (row.started_s, row.ended_s))
     return held / total if total > 0 else None

@@ -151,7 +151,11 @@ class MixedRound:
         for turn, item in enumerate(PRIMARY):
             said = [
                 *said,
-                *([dict(one) for one in item.messages] if turn else self._tagged(item, "primary")),
+                *(
+                    [dict(message) for message in item.messages]
+                    if turn
+                    else self._tagged(item, "primary")
+                ),
             ]
             row, answer = await self._ask(item, turn, PRIMARY_TRAFFIC, said, session=0, turn=turn)
             if not row.ok:

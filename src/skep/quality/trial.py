@@ -224,15 +224,15 @@ class QualityTrial:
         return self.summary()
 
     def summary(self) -> QualitySummary:
-        told = self._recording
+        recording = self._recording
         plan = self._plan
-        rows = (told.run_id, told.rows, self._verdicts, told.facts, self._items)
+        rows = (recording.run_id, recording.rows, self._verdicts, recording.facts, self._items)
         about: dict[str, Any] = {
             "bank": self._bank.name,
             "delta": plan.delta,
             "levels": plan.levels,
         }
-        return quality_summary(*rows, **about, simulated=told.simulated)
+        return quality_summary(*rows, **about, simulated=recording.simulated)
 
     async def _walk(self, level: int) -> None:
         """All rounds of a level."""
@@ -246,16 +246,18 @@ class QualityTrial:
         blocks = blocks_of(len(self._items), level)
         for round_ in range(self._plan.repeats):
             passes = passes_of_round(self._begun, level, again=is_first)
-            for one in passes.values():
-                if one.arm != BASE:
+            for pass_ in passes.values():
+                if pass_.arm != BASE:
                     base = {"level": 1, "repeat": passes[BASE].repeat}
-                    self._recording.found(LevelFact(one.level, one.repeat, PAIRED_WITH, base))
+                    self._recording.found(LevelFact(pass_.level, pass_.repeat, PAIRED_WITH, base))
             for number, (begin, end) in enumerate(blocks):
                 for one in order_of(passes, self._plan.seed, level, round_, number):
                     await self._ask(one, begin, end)
-                for one in passes.values():
+                for pass_ in passes.values():
                     self._recording.found(
-                        LevelFact(one.level, one.repeat, WHOLE_BLOCK, {"begin": begin, "end": end})
+                        LevelFact(
+                            pass_.level, pass_.repeat, WHOLE_BLOCK, {"begin": begin, "end": end}
+                        )
                     )
 
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:

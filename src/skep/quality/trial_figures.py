@@ -333,15 +333,15 @@ def points(share: float, digits: int = 1) -> str:
 
 
 def claim_words(level: LevelQuality, delta: float) -> str:
-    found = level.difference
+    difference = level.difference
     if level.claim is Claim.HOLDS:
-        if found.high < 0:
-            small = f", though at least {points(-found.high)} are lost"
+        if difference.high < 0:
+            small = f", though at least {points(-difference.high)} are lost"
         else:
             small = ""
         return f"no worse than {points(delta)}{small}"
     if level.claim is Claim.LOST:
-        return f"worse: at least {points(-found.high)} lost"
+        return f"worse: at least {points(-difference.high)} lost"
     cut = dict(level.base.outcomes).get(VerdictOutcome.TRUNCATED.value, 0)
     if 2 * cut > level.base.requests:
         return (
@@ -349,19 +349,19 @@ def claim_words(level: LevelQuality, delta: float) -> str:
             "token limit; "
             "--output-tokens gives them more room"
         )
-    if found.base_rate <= delta:
+    if difference.base_rate <= delta:
         return (
-            f"not shown: C=1 passes {100 * found.base_rate:.1f} % of the items, so a loss "
+            f"not shown: C=1 passes {100 * difference.base_rate:.1f} % of the items, so a loss "
             f"of {points(delta)} "
             "could not be seen; use an easier bank"
         )
     needed = level.needed_items
-    asked = found.items
-    if needed is None or needed <= asked:
+    items = difference.items
+    if needed is None or needed <= items:
         more = "ask more items"
     else:
         more = f"about {needed:,} items would be needed"
-    return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {more}"
+    return f"not shown: a loss of up to {points(-difference.low)} cannot be excluded; {more}"
 
 
 def conclusion(summary: QualitySummary) -> str:

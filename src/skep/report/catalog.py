@@ -123,9 +123,9 @@ def print_model(found: Geometry) -> None:
         Column("bytes", "BYTES", itemgetter(1)),
     ]
     print_records(columns, list(kept.items()))
-    if known := checkpoints_of(found.id):
+    if checkpoints := checkpoints_of(found.id):
         print()  # noqa: T201
-        print_records(CHECKPOINTS, known)
+        print_records(CHECKPOINTS, checkpoints)
 
 
 def _print_values(title: str, found: Device | Geometry) -> None:

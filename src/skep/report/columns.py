@@ -126,7 +126,7 @@ def plain_columns(paths: str) -> list[Column[Any]]:
 
 def chosen(columns: Iterable[Column[Record]], keys: str) -> list[Column[Record]]:
     """Return the columns of the keys, parted by blanks, in their order; `key~2` has the rank 2."""
-    by_key = {one.key: one for one in columns}
+    by_key = {column.key: column for column in columns}
     named = [key.partition("~") for key in keys.split()]
     return [replace(by_key[key], rank=int(rank or 0)) for key, _, rank in named]
 
@@ -134,14 +134,14 @@ def chosen(columns: Iterable[Column[Record]], keys: str) -> list[Column[Record]]
 def present(columns: Iterable[Column[Record]], records: Sequence[Record]) -> list[Column[Record]]:
     """Return the columns without the optional ones that are unknown of every record."""
     return [
-        one
-        for one in columns
-        if not one.optional or any(one.cell(record) != UNKNOWN for record in records)
+        column
+        for column in columns
+        if not column.optional or any(column.cell(record) != UNKNOWN for record in records)
     ]
 
 
 def document_of(columns: Sequence[Column[Record]], record: Record) -> dict[str, Any]:
-    return {one.key: one.value(record) for one in columns}
+    return {column.key: column.value(record) for column in columns}
 
 
 def documents(
@@ -152,11 +152,11 @@ def documents(
 
 def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> str:
     """Return CSV with the keys as its head; what is unknown is an empty field."""
-    rows = ([one.value(record) for one in columns] for record in records)
+    rows = ([column.value(record) for column in columns] for record in records)
     plain = (
         [str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows
     )
-    return csv_text([one.key for one in columns], plain)
+    return csv_text([column.key for column in columns], plain)
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -167,8 +167,11 @@ def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def markdown_table(columns: Sequence[Column[Record]], records: Sequence[Record]) -> str:
     columns = present(columns, records)
-    lines = [[one.title for one in columns], ["---:" if one.right else "---" for one in columns]]
-    lines += [[markdown_cell(one.cell(record)) for one in columns] for record in records]
+    lines = [
+        [column.title for column in columns],
+        ["---:" if column.right else "---" for column in columns],
+    ]
+    lines += [[markdown_cell(column.cell(record)) for column in columns] for record in records]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -213,7 +216,10 @@ def record_lines(
     In a given width, columns of a rank go first, then the widest cells are cut.
     """
     columns = present(columns, records)
-    table = [[one.title, *(printable(one.cell(record)) for record in records)] for one in columns]
+    table = [
+        [column.title, *(printable(column.cell(record)) for record in records)]
+        for column in columns
+    ]
     kept = list(range(len(columns)))
     widths = [max(map(text_width, cells)) for cells in table]
     least = [

@@ -102,15 +102,15 @@ def overlay(
     """
     (column,) = level_columns(key)
     curves = []
-    for one in runs:
+    for run in runs:
         found = [
             (level.concurrency, value)
-            for level in one.levels
+            for level in run.levels
             if (value := column.value(level)) is not None
         ]
         intervals = {
             level.concurrency: level.effective_interval
-            for level in one.levels
+            for level in run.levels
             if charts.has_interval(level)
         }
         banded = key == "effective_tok_s"
@@ -119,10 +119,10 @@ def overlay(
             for c, some in intervals.items()
             if banded and some is not None
         }
-        hollow = [level.concurrency for level in one.levels if level.client_limited]
+        hollow = [level.concurrency for level in run.levels if level.client_limited]
         points = [(c, value) for c, value in found if known(value)]
         curves.append(
-            charts.ChartCurve(points, one.colour, one.letter, one.dash, one.shape, hollow, ranges)
+            charts.ChartCurve(points, run.colour, run.letter, run.dash, run.shape, hollow, ranges)
         )
     return charts.curves_chart(curves, unit, height=height)
 
@@ -144,7 +144,7 @@ def comparison_page(
     `comparisons` are those of the second run against the first.
     """
     runs = series_of(entries, labels)
-    named = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
+    named = [(f"{run.letter}  {run.name}", run.summary) for run in runs]
     return render(
         "comparison_page.html",
         kind="comparison",
@@ -158,17 +158,17 @@ def comparison_page(
         ],
         judgement=comparison_table(comparisons) if comparisons else None,
         effective=html_table("Effective tok/s of each run", effective_columns(named), named),
-        footer=" · ".join(f"{one.letter}: run {one.run.id}" for one in runs),
+        footer=" · ".join(f"{run.letter}: run {run.run.id}" for run in runs),
     )
 
 
 def comparison_banners(runs: Sequence[Series[SweepSummary]]) -> Markup:
     """Return what makes runs beside each other unlike in kind."""
-    told = [(one.letter, line) for one in runs for line in left_out_sentences(one.levels)]
+    told = [(run.letter, line) for run in runs for line in left_out_sentences(run.levels)]
     left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in told]
     slow = {
-        one.letter: [level.concurrency for level in one.levels if level.client_limited]
-        for one in runs
+        run.letter: [level.concurrency for level in run.levels if level.client_limited]
+        for run in runs
     }
     return unlike_banners(runs, slow, left_out)
 
@@ -225,7 +225,7 @@ _COMPARED: tuple[Column[Comparison], ...] = (
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     """One row for each figure of each level, with the ratio, its interval and what it means."""
-    counts = Counter(one.judgement for one in comparisons)
+    counts = Counter(comparison.judgement for comparison in comparisons)
     below = ", ".join(f"{counts[one]} {one.value}" for one in Judgement if counts[one])
     made = html_table("All figures by level", _COMPARED, comparisons)
     return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(
@@ -246,7 +246,7 @@ def _difference(runs: Sequence[Series[Summary]]) -> list[Banner]:
 
 
 def comparison_heading(runs: Sequence[Series[Summary]]) -> str:
-    models = list(dict.fromkeys(one.run.model for one in runs))
+    models = list(dict.fromkeys(run.run.model for run in runs))
     if len(models) == 1:
         return f"{printable(models[0])}: {len(runs)} run{'' if len(runs) == 1 else 's'}"
     if len(models) == 2:

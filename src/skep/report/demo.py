@@ -43,7 +43,8 @@ async def demonstrate(url: str, engines: Sequence[str], key: str | None, store_p
     await _ask_one_question(await find_endpoint(url, EMBEDDED_MODEL))
     gateway = await find_endpoint(url, DEMO_MODEL)
     direct = [
-        replace(await find_endpoint(one, None, key=key), engine=gateway.engine) for one in engines
+        replace(await find_endpoint(engine, None, key=key), engine=gateway.engine)
+        for engine in engines
     ]
     published = {one.concurrency: one for one in shipped_presets()[DEMO_PRESET].published}
     note(
@@ -136,13 +137,13 @@ def _figures(tok_s: float, ttft_ms: float | None) -> str:
 
 
 def _swarm_line(summary: SweepSummary) -> str:
-    found = summary.speedups
+    speedups = summary.speedups
     why = fault_of(summary.levels)
-    if why or found is None:
+    if why or speedups is None:
         return f"SIMULATED {DEMO_TASKS} tasks: left out: {why}"
-    one = format_seconds(found.serial_wall_s)
-    all_at_once = format_seconds(found.swarm_wall_s)
-    gain = found.by_wall
+    one = format_seconds(speedups.serial_wall_s)
+    all_at_once = format_seconds(speedups.swarm_wall_s)
+    gain = speedups.by_wall
     return (
         f"SIMULATED {DEMO_TASKS} tasks: {one} one after the other, {all_at_once} as a swarm, "
         f"{times(gain)} as fast"

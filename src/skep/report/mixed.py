@@ -116,7 +116,7 @@ def failed_tables(
     verdicts: Sequence[Verdict], title: str = "answers that did not pass"
 ) -> list[Table]:
     """Return one table; none where all passed."""
-    failed = [one for one in verdicts if one.level and not one.passed]
+    failed = [verdict for verdict in verdicts if verdict.level and not verdict.passed]
     more = len(failed) - MOST_FAILURES
     if more > 0:
         notes: tuple[str, ...] = (f"{more} more; `skep runs export` lists all",)
@@ -223,7 +223,7 @@ def answers_of(side: MixedSide) -> list[dict[str, Any]]:
     """Return each request that was measured: what was asked, what was answered, and what became of
     it.
     """
-    known = {(one.level, one.repeat, one.index): one for one in side.verdicts}
+    known = {(verdict.level, verdict.repeat, verdict.index): verdict for verdict in side.verdicts}
     found = []
     for row in side.rows:
         if row.level:

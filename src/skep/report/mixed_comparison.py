@@ -262,8 +262,8 @@ def print_comparison(sides: Sequence[MixedSide], judged: JudgedMixed | None) -> 
     else:
         ratios = "; B / A with its 95 % interval; = not distinguishable, ? not comparable"
     note(f"medians over repeats{ratios}")
-    for one in runs:
-        print(f"{one.letter}  {one.name}, run {one.run.id}")  # noqa: T201
+    for run in runs:
+        print(f"{run.letter}  {run.name}, run {run.run.id}")  # noqa: T201
     print_tables(comparison_tables(runs, None if judged is None else judged.compared))
     if judged is not None:
         note(*why_not_judged(judged.compared))
@@ -298,7 +298,7 @@ def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
         runs=runs,
         drawn=mixed_pictures(runs, side_tasks_at(runs, most) if most is not None else {}),
         tables=[*comparison_tables(runs, compared), *failed],
-        footer=" · ".join(f"{one.letter}: run {one.run.id}" for one in runs),
+        footer=" · ".join(f"{run.letter}: run {run.run.id}" for run in runs),
     )
 
 
@@ -440,7 +440,9 @@ def _conversation_sentences(compared: MixedComparison) -> list[str]:
 
 def _change_words(levels: Sequence[Comparison]) -> str:
     """Return "24 to 43 % less time", of the medians."""
-    changes = [100 * (one.b / one.a - 1) for one in levels if one.a and one.b is not None]
+    changes = [
+        100 * (level.b / level.a - 1) for level in levels if level.a and level.b is not None
+    ]
     ends = [min(changes), max(changes)]
     if ends[0] < 0 < ends[1]:
         return (

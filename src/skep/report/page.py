@@ -51,31 +51,31 @@ def make_environment(*packages: str) -> Environment:
     """Return what renders the templates of these packages, those of the first before those of the
     next.
     """
-    made = Environment(
+    environment = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in packages]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_printable,
         extensions=[JoinedLines],
     )
-    made.globals |= {"theme": theme, "present": present, "column_groups": column_groups}
-    made.filters |= {name: getattr(units, name) for name in _FILTERS}
-    made.tests["known"] = units.known
-    return made
+    environment.globals |= {"theme": theme, "present": present, "column_groups": column_groups}
+    environment.filters |= {name: getattr(units, name) for name in _FILTERS}
+    environment.tests["known"] = units.known
+    return environment
 
 
 @cache
 def _reports() -> Environment:
-    made = make_environment("skep.report")
+    environment = make_environment("skep.report")
     package = files("skep.report")
     sheet = (package / "style.css").read_text(encoding="utf-8").replace("FONT", theme.FONT)
-    made.globals |= {
+    environment.globals |= {
         "kept_words": kept_words,
         "style": Markup(f"{theme.style_rules()}\n{sheet}"),  # noqa: S704
         "terms_of": tomllib.loads((package / "terms.toml").read_text(encoding="utf-8")),
         "picture": picture,
     }
-    return made
+    return environment
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -87,10 +87,10 @@ def render_text(template: str, **values: Any) -> str:
     text.
     """
     loader = PackageLoader("skep.report")
-    made = Environment(  # noqa: S701
+    environment = Environment(  # noqa: S701
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return made.get_template(template).render(values).rstrip("\n")
+    return environment.get_template(template).render(values).rstrip("\n")
 
 
 def html_table(
@@ -101,8 +101,8 @@ def html_table(
 ) -> Markup:
     """Return the table of records; the first column names the row."""
     pieces: Any = _reports().get_template("pieces.html").module
-    made: Markup = pieces.records(caption, columns, records, best)
-    return made
+    markup: Markup = pieces.records(caption, columns, records, best)
+    return markup
 
 
 def column_groups(columns: Sequence[Column[Any]]) -> list[tuple[str | None, list[Column[Any]]]]:

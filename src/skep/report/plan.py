@@ -163,9 +163,9 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     lines.append(f"{together}; {streaming}")
     lines.append(f"{first}; {context}")
     if best.checkpoint is not None:
-        known = checkpoint_of(best.checkpoint)
-        if known is not None and known.licence:
-            licence = f", {known.licence}"
+        checkpoint = checkpoint_of(best.checkpoint)
+        if checkpoint is not None and checkpoint.licence:
+            licence = f", {checkpoint.licence}"
         else:
             licence = ""
         lines.append(
@@ -178,15 +178,15 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
 
 def _context_words(found: PlanAnswer, best: Plan) -> str:
     """Say what every slot holds at once; of a preset, its own context first."""
-    each = best.rated.context_each
-    own = best.setup.context
-    if found.preset is None or own is None or own == each:
-        return f"{each:,} tokens of context each"
-    if each:
-        full = f"{each:,} each with all slots full"
+    context_each = best.rated.context_each
+    context = best.setup.context
+    if found.preset is None or context is None or context == context_each:
+        return f"{context_each:,} tokens of context each"
+    if context_each:
+        full = f"{context_each:,} each with all slots full"
     else:
         full = "by what skep knows not with all slots full"
-    return f"{own:,} tokens of context, {full}"
+    return f"{context:,} tokens of context, {full}"
 
 
 def three_ways(ranked: Sequence[Ranked]) -> list[Ranked]:
@@ -208,8 +208,8 @@ def _few(levels: Sequence[Predicted], agents: int) -> list[Predicted]:
     """Return the two ends, the agents asked for, and what lies between, five at most."""
     while len(levels) > _LEVELS:
         kept = (levels[0], levels[-1])
-        spare = [one for one in levels if one not in kept and one.concurrency != agents]
-        levels = [one for one in levels if one is not spare[len(spare) // 2]]
+        spare = [level for level in levels if level not in kept and level.concurrency != agents]
+        levels = [level for level in levels if level is not spare[len(spare) // 2]]
     return list(levels)
 
 
@@ -267,11 +267,11 @@ def _print_rigs(found: PlanAnswer) -> None:
         ),
     ]
     print_records(columns, rows)
-    for one in found.choices:
-        if not one.plans:
+    for choice in found.choices:
+        if not choice.plans:
             _say(
-                f"{one.rig.title}: "
-                f"{one.rejected[0].reason if one.rejected else 'nothing was left to try'}"
+                f"{choice.rig.title}: "
+                f"{choice.rejected[0].reason if choice.rejected else 'nothing was left to try'}"
             )
     _say(what_to_buy(found))
 
@@ -348,9 +348,10 @@ def _print_more(found: PlanAnswer, best: Plan) -> None:
     _memory(best)
     _section("Why", best.why)
     rules = [
-        f"{one.verdict}: {one.sentence}{f' -> {one.remedy}' if one.remedy else ''} [{one.source}]"
-        for one in best.rated.findings
-        if one.verdict in ("costs", "depends")
+        f"{finding.verdict}: {finding.sentence}"
+        f"{f' -> {finding.remedy}' if finding.remedy else ''} [{finding.source}]"
+        for finding in best.rated.findings
+        if finding.verdict in ("costs", "depends")
     ]
     if rules:
         _section("Rules that apply", rules)
@@ -631,10 +632,10 @@ def rejected_name(rejected: Document) -> str:
 
 
 def level_of(plan: Document, agents: int) -> Document:
-    found: Document = next(
+    document: Document = next(
         (p for p in plan["predicted"] if p["concurrency"] == agents), plan["predicted"][-1]
     )
-    return found
+    return document
 
 
 def predicted_chart(plans: Sequence[Document], field: str, unit: str) -> Spec | None:

@@ -44,9 +44,13 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     rows: list[Spec] = []
     levels = [level for level in summary.levels if known(level.difference.difference)]
     for level in levels:
-        found = level.difference
-        bounds = {"d": 100 * found.difference, "low": 100 * found.low, "high": 100 * found.high}
-        words = {"claim": level.claim.value, "label": _signed(found.difference)}
+        difference = level.difference
+        bounds = {
+            "d": 100 * difference.difference,
+            "low": 100 * difference.low,
+            "high": 100 * difference.high,
+        }
+        words = {"claim": level.claim.value, "label": _signed(difference.difference)}
         rows.append({"c": str(level.concurrency), **bounds, **words})
     if not rows:
         return None
@@ -139,13 +143,13 @@ def _level_rows(summary: QualitySummary) -> list[QualityRow]:
     alone = summary.levels[0].base if summary.levels else None
     noise = "the noise floor: what changes without load"
     rows = [QualityRow("1 and 1", summary.noise, summary.noise_texts_changed, alone, "", noise)]
-    for one in summary.levels:
-        said = claim_words(one, summary.delta)
-        style = _STYLES[one.claim]
-        name = str(one.concurrency)
-        claim = one.claim.value
+    for level in summary.levels:
+        said = claim_words(level, summary.delta)
+        style = _STYLES[level.claim]
+        name = str(level.concurrency)
+        claim = level.claim.value
         rows.append(
-            QualityRow(name, one.difference, one.texts_changed, one.load, claim, said, style)
+            QualityRow(name, level.difference, level.texts_changed, level.load, claim, said, style)
         )
     return rows
 
@@ -153,10 +157,10 @@ def _level_rows(summary: QualitySummary) -> list[QualityRow]:
 def _arm_rows(summary: QualitySummary) -> list[QualityRow]:
     return [
         QualityRow(name, arm=arm)
-        for one in summary.levels
+        for level in summary.levels
         for name, arm in (
-            (f"1 beside {one.concurrency}", one.base),
-            (str(one.concurrency), one.load),
+            (f"1 beside {level.concurrency}", level.base),
+            (str(level.concurrency), level.load),
         )
     ]
 

@@ -190,7 +190,7 @@ def series_spec(picture: Picture, size: str = "wide", *, still: bool = False) ->
             "color": theme.MUTED,
             "offset": 6,
         }
-    used = {name: rows[name] for name in dict.fromkeys(one["data"]["name"] for one in layers)}
+    used = {name: rows[name] for name in dict.fromkeys(layer["data"]["name"] for layer in layers)}
     return {**spec, "width": width, "height": height, "layer": layers, "datasets": used}
 
 
@@ -221,7 +221,7 @@ def _rows(picture: Picture, low: float, high: float, most: int) -> dict[str, lis
         "missed": [
             _stretch(begin, max(end, begin + seen_s), theme.STONE) for begin, end in picture.missed
         ],
-        "between": [_stretch(*one.between, _colour(one)) for one in picture.changes],
+        "between": [_stretch(*change.between, _colour(change)) for change in picture.changes],
         "band": bands,
         "points": [row for row in points if low <= row["y"] <= high],
         "outliers": [*_outliers(points, "above", high), *_outliers(points, "below", low)],
@@ -346,7 +346,7 @@ def _events(picture: Picture) -> list[Spec]:
 
 def _within(picture: Picture, changes: Iterable[SeriesChange]) -> list[SeriesChange]:
     return sorted(
-        (one for one in changes if picture.since <= one.at <= picture.until),
+        (change for change in changes if picture.since <= change.at <= picture.until),
         key=lambda one: one.at,
     )
 

@@ -27,7 +27,7 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
         from skep.quality.mixed_compare import load_mixed
         from skep.report.mixed_comparison import mixed_comparison_page
 
-        return mixed_comparison_page([load_mixed(store, one) for one in runs])
+        return mixed_comparison_page([load_mixed(store, run) for run in runs])
     if run.kind == MIXED:
         from skep.report.mixed import mixed_page
 

@@ -150,10 +150,10 @@ def cut_off_words(account: Account) -> str:
     return f"{answers} cut off at the token limit"
 
 
-def _spread(some: Percentiles | None) -> str:
-    if some is None:
+def _spread(percentiles: Percentiles | None) -> str:
+    if percentiles is None:
         return ""
-    return f"median {seconds(some.p50)}, p95 {seconds(some.p95)}"
+    return f"median {seconds(percentiles.p50)}, p95 {seconds(percentiles.p95)}"
 
 
 def _at_once(account: Account) -> str:
@@ -358,7 +358,7 @@ LONGEST_TASK = 32
 
 
 def print_capitals(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
-    print_records([replace(one, title=one.title.upper()) for one in columns], records)
+    print_records([replace(column, title=column.title.upper()) for column in columns], records)
 
 
 def frame(

@@ -54,7 +54,7 @@ class WorkingTime(msgspec.Struct, frozen=True):
 
     def x(self, session: int, at: float) -> float | None:
         """None where the session is not drawn, as it lasted no time at all."""
-        span = next((one for one in self.spans if one.session == session), None)
+        span = next((span for span in self.spans if span.session == session), None)
         if span is None:
             return None
         return self.begin(span) + min(max(at - span.started_at, 0.0), span.seconds)
@@ -77,7 +77,7 @@ def gantt_element(story: SwarmStory) -> Markup | None:
 def picture_words(story: SwarmStory) -> str:
     """For a reader who sees no picture."""
     account = story.account
-    lanes = len({one.agent for one in story.attempts})
+    lanes = len({attempt.agent for attempt in story.attempts})
     told = (
         f"{len(story.attempts)} attempts at {account.tasks} tasks by {lanes} agents in "
         f"{seconds(account.wall_s)}"
@@ -90,8 +90,8 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
     time = working_time(story.spans)
     if time is None or not 0 < len(story.attempts) <= MOST_BARS:
         return None
-    lanes = {one.agent for one in story.attempts}
-    bars = [row for one in story.attempts for row in _bars(one, time)]
+    lanes = {attempt.agent for attempt in story.attempts}
+    bars = [row for attempt in story.attempts for row in _bars(attempt, time)]
     pauses = _pauses(time)
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
     unit, step = (
@@ -118,10 +118,10 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
 
 def _downs(story: SwarmStory, time: WorkingTime) -> list[Spec]:
     rows = []
-    for one in story.downs:
-        left, right = (time.x(one.session, at) or 0.0 for at in (one.started_at, one.ended_at))
-        tip = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
-        tip += f": {shortened(one.why, 140)}" if one.why else ""
+    for down in story.downs:
+        left, right = (time.x(down.session, at) or 0.0 for at in (down.started_at, down.ended_at))
+        tip = f"the endpoint did not answer for {seconds(down.ended_at - down.started_at)}"
+        tip += f": {shortened(down.why, 140)}" if down.why else ""
         rows.append(
             {
                 "x": left,

@@ -98,7 +98,9 @@ def heading(run: StoredRun) -> str:
 
 
 def rate_table(run: StoredRun, levels: Sequence[LevelSummary]) -> Markup:
-    figures = [replace(one, group=None, optional=False) for one in level_columns(_TIMED)]
+    figures = [
+        replace(level_column, group=None, optional=False) for level_column in level_columns(_TIMED)
+    ]
     return html_table("Figures by load", [name_column(run), *figures], levels)
 
 

@@ -136,7 +136,7 @@ LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     Column(
         "disagreements",
         "clocks",
-        lambda level: "; ".join(f"{one.clock.value}: {one.cause}" for one in level.clocks),
+        lambda level: "; ".join(f"{clock.clock.value}: {clock.cause}" for clock in level.clocks),
     ),
 )
 
@@ -435,7 +435,7 @@ def print_summary(
             return None
         return cost_per_million_tokens(joules, price)
 
-    columns = [replace(one, optional=True) for one in level_columns(LEVEL_KEYS)]
+    columns = [replace(level_column, optional=True) for level_column in level_columns(LEVEL_KEYS)]
     columns.append(
         Column("cost", "cost per M", cost, partial(number, digits=2), rank=3, optional=True)
     )
@@ -466,10 +466,12 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
                 f"C={level.concurrency}: the GPU was slowed down: "
                 f"{', '.join(level.energy.throttled)}"
             )
-        for one in level.clocks:
-            client, engine = (clock_figure(one.clock, value) for value in (one.client, one.engine))
-            told = f"{one.clock.value} is {client} by the client and {engine} by the engine"
-            found.append(f"C={level.concurrency}: {told}: {one.cause}")
+        for clock in level.clocks:
+            client, engine = (
+                clock_figure(clock.clock, value) for value in (clock.client, clock.engine)
+            )
+            told = f"{clock.clock.value} is {client} by the client and {engine} by the engine"
+            found.append(f"C={level.concurrency}: {told}: {clock.cause}")
     if summary.client_limited:
         found.append(
             "warning: the client was the limit at some level (marked *); its figures are a "
@@ -541,12 +543,12 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     else:
         found = []
     for concurrency, level in measured.items():
-        if (known := level.effective_interval) is None:
+        if (effective_interval := level.effective_interval) is None:
             found.append(
                 f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three"
             )
-        elif known.upper_width > plan.precision:
-            width = f"{100 * known.upper_width:.1f} %"
+        elif effective_interval.upper_width > plan.precision:
+            width = f"{100 * effective_interval.upper_width:.1f} %"
             goal = f"{100 * plan.precision:g} % was asked for"
             found.append(
                 f"the tok/s of C={concurrency} may be off by {width} ({goal}); use a longer "
@@ -575,14 +577,15 @@ def cut_answers(plan: SweepPlan, summary: SweepSummary) -> list[str]:
 def published_words(preset: str, shares: Sequence[PublishedShare], *, simulated: bool) -> str:
     """Return in one line what share of a preset's published figures was reached."""
     told = ", ".join(
-        f"{percent(100 * one.share)} of {number(one.figure.tok_s)} at C={one.figure.concurrency}"
-        for one in shares
+        f"{percent(100 * share.share)} of {number(share.figure.tok_s)} "
+        f"at C={share.figure.concurrency}"
+        for share in shares
     )
     words = (
         f"{'SIMULATED ' if simulated else ''}share of the tok/s that {preset} has published: "
         f"{told}"
     )
-    odd = next((one for one in shares if not one.same_lengths), None)
+    odd = next((share for share in shares if not share.same_lengths), None)
     if odd is None:
         return words
     lengths = (odd.figure.input_tokens, odd.figure.output_tokens)

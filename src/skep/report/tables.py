@@ -75,7 +75,7 @@ TEXTS = ("prompt", "answer", "reasoning")
 def requests_text(
     rows: Sequence[Request], verdicts: Sequence[Verdict], form: str, *, with_texts: bool = False
 ) -> str:
-    known = {(one.level, one.repeat, one.index): one for one in verdicts}
+    known = {(verdict.level, verdict.repeat, verdict.index): verdict for verdict in verdicts}
     records = [_record(row, with_texts=with_texts) for row in rows]
     if known:
         found = (known.get((row.level, row.repeat, row.index)) for row in rows)
@@ -153,7 +153,7 @@ def effective_columns(runs: Sequence[NamedSummary]) -> list[Column[NamedSummary]
 
 def _effective_at(concurrency: int, run: NamedSummary) -> str | float | None:
     """Return a figure, the reason why there is none, or None where that level was not measured."""
-    level = next((one for one in run[1].levels if one.concurrency == concurrency), None)
+    level = next((level for level in run[1].levels if level.concurrency == concurrency), None)
     if level is None or known(level.effective_tok_s):
         if level is None:
             return None

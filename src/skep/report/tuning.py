@@ -168,9 +168,9 @@ def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
     best = summary.best_of(stages)
     lost = summary.given_up(stages)
     kept = [
-        (one, one.figure)
-        for one in stages
-        if one.decision in summary.KEPT and one.figure is not None
+        (stage, stage.figure)
+        for stage in stages
+        if stage.decision in summary.KEPT and stage.figure is not None
     ]
     if not kept:
         return None
@@ -244,7 +244,7 @@ def tuning_main(tuning: Tuning, stages: Stages) -> Markup:
         ]
         return html_table(caption, stage_columns(tuning, stages), shown, kept)
 
-    left = [one for one in stages if one.decision not in summary.KEPT]
+    left = [stage for stage in stages if stage.decision not in summary.KEPT]
     return render(
         "tuning_main.html",
         tuning=tuning,
@@ -453,7 +453,7 @@ def document(found: TuningRecord) -> dict[str, Any]:
         "baseline": None if baseline is None else _stage_json(baseline),
         "best": None if best is None else _stage_json(best),
         "gain": None if gain is None else finite(msgspec.to_builtins(gain)),
-        "stages": [_stage_json(one) for one in stages],
+        "stages": [_stage_json(stage) for stage in stages],
         "reason": found.reason,
         "presets": list(found.presets),
     }

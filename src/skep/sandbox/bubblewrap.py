@@ -192,11 +192,11 @@ class Bubblewrap:
             return True
         *lines, self._news = (self._news + news).split(b"\n")
         for line in filter(None, lines):
-            told = json.loads(line)
-            self._exit_code = told.get("exit-code", self._exit_code)
-            if "child-pid" in told:
-                self.init_pid = told["child-pid"]
-                self._release(told["child-pid"])
+            document = json.loads(line)
+            self._exit_code = document.get("exit-code", self._exit_code)
+            if "child-pid" in document:
+                self.init_pid = document["child-pid"]
+                self._release(document["child-pid"])
         return bool(news)
 
     def _release(self, init_pid: int) -> None:

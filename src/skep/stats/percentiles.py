@@ -229,8 +229,10 @@ class MeanEstimate(msgspec.Struct, frozen=True):
         """Needs two values."""
         return cls(fmean(sample), ((variance(sample) / len(sample), len(sample) - 1),))
 
-    def __sub__(self, other: MeanEstimate) -> MeanEstimate:
-        return MeanEstimate(self.estimate - other.estimate, self.parts + other.parts)
+    def __sub__(self, mean_estimate: MeanEstimate) -> MeanEstimate:
+        return MeanEstimate(
+            self.estimate - mean_estimate.estimate, self.parts + mean_estimate.parts
+        )
 
     @property
     def freedom(self) -> float:

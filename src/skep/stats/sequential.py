@@ -140,7 +140,9 @@ class SequentialTest:
 
     @property
     def round_means(self) -> tuple[list[float], list[int]]:
-        return [fmean(one) for one in self._differences], [len(one) for one in self._differences]
+        return [fmean(difference) for difference in self._differences], [
+            len(difference) for difference in self._differences
+        ]
 
     def _judged(self) -> SequentialVerdict:
         now = _mean_of(self._differences, self._noise, sides=2)
@@ -158,7 +160,9 @@ class SequentialTest:
         return SequentialVerdict.OPEN
 
     def _clipped(self, differences: list[float]) -> list[float]:
-        middle = median([*(value for one in self._differences for value in one), *differences])
+        middle = median(
+            [*(value for difference in self._differences for value in difference), *differences]
+        )
         room = _CLIP * math.sqrt(2) * math.hypot(self._noise.reading, self._noise.start)
         return [min(max(value, middle - room), middle + room) for value in differences]
 
@@ -167,7 +171,7 @@ def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -
     """Return the mean of one configuration with its 95 % interval, from logarithms of its readings
     by start.
     """
-    groups = [noise.clipped(one) for one in starts if one]
+    groups = [noise.clipped(start) for start in starts if start]
     if not groups:
         return None
     return _mean_of(groups, noise, sides=1).as_ratio(0.95, _MOST_FREEDOM)
@@ -180,10 +184,10 @@ def _mean_of(
     these groups show. Groups that differ more than others did know it best: a machine may be more
     moody than one took it for."""
     count = len(groups)
-    thin = fmean(1 / len(one) for one in groups)
-    means = [fmean(one) for one in groups]
+    thin = fmean(1 / len(group) for group in groups)
+    means = [fmean(group) for group in groups]
     estimate = fmean(means)
-    readings = _GUESS_READING + sum(len(one) - 1 for one in groups)
+    readings = _GUESS_READING + sum(len(group) - 1 for group in groups)
     within = sum(
         (value - mean) ** 2 for one, mean in zip(groups, means, strict=True) for value in one
     )

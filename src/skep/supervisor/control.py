@@ -60,7 +60,7 @@ def replica_key(url: str, paths: Paths) -> str | None:
     except (OSError, SkepError):
         return None
     origins = [parse_url(row["url"])[0] for row in rows if row["kind"] == "replica" and row["url"]]
-    if any(one.host in LOOPBACK and one.port == asked.port for one in origins):
+    if any(origin.host in LOOPBACK and origin.port == asked.port for origin in origins):
         return key
     return None
 
@@ -329,7 +329,7 @@ class HiveReadings:
         self.replicas = replicas_of(status)
         if gateway := self.gateway:
             tokens: dict[str, float] = gateway["tokens"]
-            self._busy = {one.name: one.active or 0 for one in self.replicas}
+            self._busy = {replica.name: replica.active or 0 for replica in self.replicas}
             self._busy[""] = sum(self._busy.values())
             if tokens:
                 counts = {**tokens, "": sum(tokens.values())}
@@ -386,10 +386,10 @@ class HiveReadings:
 
     def slots(self) -> dict[str, int | None]:
         """Return total, active and releasing slots of all replicas that the gateway knows."""
-        known = [one for one in self.replicas if one.active is not None]
+        known = [replica for replica in self.replicas if replica.active is not None]
         if not known:
             return {
-                "total": sum(one.slots for one in self.replicas),
+                "total": sum(replica.slots for replica in self.replicas),
                 "active": None,
                 "releasing": None,
             }

@@ -372,7 +372,7 @@ class Eviction:
             return [self._refuse_waiting(state, never, BACK_OFF_S)]
         places = {place for place in state.spec.needs if self._budget.limit(place) < math.inf}
         waits = state.residency is not Residency.OUT or not blocked.isdisjoint(places)
-        present = [other for other in self.states.values() if other.residency.uses_memory]
+        present = [state for state in self.states.values() if state.residency.uses_memory]
         if not waits and not self._lacking(state, present):
             return [self._load(state, now)]
         blocked |= places

@@ -146,16 +146,16 @@ class ReplicaSet:
 
     def serves(self, model: str) -> bool:
         return any(
-            one.model == model and one.life.serving and not self._gets_nothing(one)
-            for one in self.members
+            member.model == model and member.life.serving and not self._gets_nothing(member)
+            for member in self.members
         )
 
     def table(self, unloaded: Mapping[str, UnloadedModel]) -> ReplicaTable:
         """Return what the gateway is told of the replicas."""
         serving = (
-            replica_spec(one, draining=self._gets_nothing(one))
-            for one in self.members
-            if one.life.serving
+            replica_spec(member, draining=self._gets_nothing(member))
+            for member in self.members
+            if member.life.serving
         )
         return ReplicaTable(tuple(serving), self.models, unloaded)
 
@@ -223,7 +223,11 @@ class ReplicaSet:
         """End every process that skep started, once its answers are finished or after
         `drain_s`.
         """
-        kept = [one for one in self.members if one.launch.url is None and not self.is_dormant(one)]
+        kept = [
+            member
+            for member in self.members
+            if member.launch.url is None and not self.is_dormant(member)
+        ]
         names = [member.launch.name for member in kept]
         await asyncio.gather(*(self.rest(name, drain_s) for name in names))
         await asyncio.gather(*(self._end(name) for name in names))
@@ -235,7 +239,7 @@ class ReplicaSet:
         """Start again what `pause` ended. Return the error of a replica that did not start."""
         names = self._paused
         self._paused = set()
-        for member in [one for one in self.members if one.launch.name in names]:
+        for member in [member for member in self.members if member.launch.name in names]:
             self._begin_again(member)
         self.changed()
         failure: SkepError | None = None
@@ -402,9 +406,9 @@ class ReplicaSet:
 
     def _member_changed(self) -> None:
         ready = {
-            one.launch.name: one.life.restarts
-            for one in self.members
-            if one.life.state is ReplicaState.READY
+            member.launch.name: member.life.restarts
+            for member in self.members
+            if member.life.state is ReplicaState.READY
         }
         anew = {name for name, before in self._restarting.items() if ready.get(name) != before}
         self._resting = (

@@ -163,9 +163,9 @@ class Supervisor:
         """The replicas that should serve: not those on demand or dormant."""
         replicas = self.replica_set
         return [
-            one
-            for one in replicas.members
-            if not one.launch.on_demand and not replicas.is_dormant(one)
+            member
+            for member in replicas.members
+            if not member.launch.on_demand and not replicas.is_dormant(member)
         ]
 
     def stop(self, drain_s: float | None = None) -> None:
@@ -299,33 +299,33 @@ class Supervisor:
         # The circuit breaker.
         silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}
         rows: list[Message] = []
-        for one in self.replica_set.members:
-            name = one.launch.name
-            life = one.life
-            state = self.replica_set.shown_state(one)
+        for member in self.replica_set.members:
+            name = member.launch.name
+            life = member.life
+            state = self.replica_set.shown_state(member)
             why = life.why
             if (
-                one.node is not None and state == "ready" and name in silent
+                member.node is not None and state == "ready" and name in silent
             ):  # ready there, but cannot be reached
                 state = "backoff"
                 why = NO_ANSWER
             rows.append(
                 {
                     "name": name,
-                    "kind": one.kind,
-                    "pid": one.pid,
+                    "kind": member.kind,
+                    "pid": member.pid,
                     "url": life.url,
-                    "slots": one.started.slots,
+                    "slots": member.started.slots,
                     "busy": status.busy.get(name, 0),
-                    "model": one.model or None,
-                    "engine": one.about,
-                    "simulated": one.engine.simulated,
+                    "model": member.model or None,
+                    "engine": member.about,
+                    "simulated": member.engine.simulated,
                     "restarts": life.restarts,
-                    "room": dict(one.launch.room) or None,
-                    "node": one.node,
+                    "room": dict(member.launch.room) or None,
+                    "node": member.node,
                     "state": state,
                     "why": why,
-                    "checks": check_documents(one.checks) or None,
+                    "checks": check_documents(member.checks) or None,
                 }
             )
         slots = sum(row["slots"] for row in rows if row["state"] == "ready")

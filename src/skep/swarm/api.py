@@ -101,9 +101,9 @@ def make_tasks(
         make: Callable[[Any], Any] = partial(_filled, parse_template(prompt))
     else:
         make = prompt
-    told: TaskDefaults = {**defaults, "schema": schema}
+    task_defaults: TaskDefaults = {**defaults, "schema": schema}
     return tasks_of(
-        [_document(make(item), number) for number, item in enumerate(items, 1)], **told
+        [_document(make(item), number) for number, item in enumerate(items, 1)], **task_defaults
     )
 
 
@@ -185,7 +185,7 @@ class SwarmError(SkepError):
     def __init__(self, run: str, values: Sequence[Any]) -> None:
         self.run = run
         self.values = list(values)
-        self.failures = [one for one in values if isinstance(one, Failure)]
+        self.failures = [value for value in values if isinstance(value, Failure)]
         what = f"{len(self.failures)} of {len(self.values)} tasks failed; {self.failures[0]}"
         super().__init__(what, hint="`error.values` has the others")
 
@@ -297,8 +297,8 @@ def _places(options: Options) -> Iterator[Paths]:
     elif options.get("resume") is not None:
         raise UserError("there is nothing to resume without a journal")
     else:
-        with tempfile.TemporaryDirectory(prefix="skep-swarm-") as made:
-            yield replace(paths, data=Path(made), state=Path(made))
+        with tempfile.TemporaryDirectory(prefix="skep-swarm-") as temporary_directory:
+            yield replace(paths, data=Path(temporary_directory), state=Path(temporary_directory))
 
 
 __all__ = ["Failure", "Options", "SwarmError", "map", "map_sync"]
@@ -326,7 +326,7 @@ async def map(  # noqa: A001 - `swarm.map` says what it is
     that makes a prompt, messages or a task of an item. Tasks that failed for good raise
     `SwarmError` in the end, which has the others' values. `Options` names everything else."""
     run_id, values = await run_items(prompt, items, schema, options)
-    if any(isinstance(one, Failure) for one in values):
+    if any(isinstance(value, Failure) for value in values):
         raise SwarmError(run_id, values)
     return values
 

@@ -77,11 +77,11 @@ def plan_document(goal: str, split: GoalSplit, *, merge: bool) -> dict[str, Any]
         "why": split.why,
         "tasks": [
             {
-                "id": one.id,
-                "objective": one.objective,
-                "files": [piece.ref for piece in one.pieces],
+                "id": part.id,
+                "objective": part.objective,
+                "files": [piece.ref for piece in part.pieces],
             }
-            for one in split.parts
+            for part in split.parts
         ],
         "reduce": {"how": "merge" if merge else "concat"},
     }
@@ -119,7 +119,9 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
     taken = {str(one["id"]) for one in plan["tasks"]}
     level = 1
     while len(answer.findings) > 1:
-        own = [len(one.text) + len(one.heading) + MARKS_CHARS for one in answer.findings]
+        own = [
+            len(finding.text) + len(finding.heading) + MARKS_CHARS for finding in answer.findings
+        ]
         groups = packed(answer.findings, own, sizes.merge_chars)
         if all(len(group) == 1 for group in groups):
             answer.notes.append(
@@ -224,5 +226,6 @@ def why_unused(result: TaskResult, group: Sequence[PartAnswer]) -> str | None:
 def joined(findings: Sequence[PartAnswer]) -> str:
     """Join the answers under their headings."""
     return "\n\n".join(
-        one.text if one.joined else f"## {one.heading}\n\n{one.text}" for one in findings
+        finding.text if finding.joined else f"## {finding.heading}\n\n{finding.text}"
+        for finding in findings
     )

@@ -162,22 +162,24 @@ def read_text(root: Path, name: str) -> str:
 
 def _beginning(root: Path, pattern: str, *, outside: bool) -> tuple[Path, PurePosixPath]:
     """Return the folder in which a pattern begins, and the pattern from there on."""
-    wanted = PurePosixPath(os.path.relpath(pattern, root) if pattern.startswith("/") else pattern)
-    if ".." not in wanted.parts:
-        return root, wanted
+    pure_posix_path = PurePosixPath(
+        os.path.relpath(pattern, root) if pattern.startswith("/") else pattern
+    )
+    if ".." not in pure_posix_path.parts:
+        return root, pure_posix_path
     if not outside:
         raise UserError(
             f"`{pattern}` leads out of {root}",
             hint="start skep in the folder that the files are in",
         )
-    signs = (place for place, part in enumerate(wanted.parts) if set("*?[") & set(part))
-    first_sign = next(signs, len(wanted.parts))
-    if ".." in wanted.parts[first_sign:]:
+    signs = (place for place, part in enumerate(pure_posix_path.parts) if set("*?[") & set(part))
+    first_sign = next(signs, len(pure_posix_path.parts))
+    if ".." in pure_posix_path.parts[first_sign:]:
         raise UserError(
             f"`{pattern}` has `..` behind a `*`", hint="begin the pattern with the folder itself"
         )
-    folder = root.joinpath(*wanted.parts[:first_sign]).resolve()
-    rest = PurePosixPath(*wanted.parts[first_sign:])
+    folder = root.joinpath(*pure_posix_path.parts[:first_sign]).resolve()
+    rest = PurePosixPath(*pure_posix_path.parts[first_sign:])
     if folder.is_dir():
         return folder, rest
     return folder.parent, PurePosixPath(folder.name) / rest
@@ -293,8 +295,8 @@ class GoalPart(msgspec.Struct, frozen=True):
             messages = messages_of("part_without_files", objective=self.objective)
             return Task(self.id, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE)
         texts = [
-            ("file {0}, lines {2}".format(*one.ref.rpartition(":")), one.text)
-            for one in self.pieces
+            ("file {0}, lines {2}".format(*piece.ref.rpartition(":")), piece.text)
+            for piece in self.pieces
         ]
         messages = messages_of("part", objective=self.objective, material=material(texts))
         return Task(self.id, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE)
@@ -330,7 +332,7 @@ def material(texts: Iterable[tuple[str, str]]) -> str:
     """Put named texts between marks; those that one could imitate are bent, so that it cannot end
     early.
     """
-    bent = ([part.replace("<<<", "‹‹‹").replace(">>>", "›››") for part in one] for one in texts)
+    bent = ([part.replace("<<<", "‹‹‹").replace(">>>", "›››") for part in text] for text in texts)
     return "\n\n".join(f"<<< {name}\n{text}\n>>>" for name, text in bent)
 
 
@@ -411,12 +413,12 @@ async def split_by_model(
     """Ask for a plan, and once more with what was wrong with it; by rule where none can be used
     within the time.
     """
-    asked = PlanRequest(
+    plan_request = PlanRequest(
         planner_messages(goal, sources, sizes),
         "ask_plan_schema.json",
         lambda plan: split_of(plan, goal, sources, sizes),
     )
-    split, why = await _planned(asked, line, context, timeout_s, say)
+    split, why = await _planned(plan_request, line, context, timeout_s, say)
     return split or split_by_rule(goal, sources, sizes, why[:400])
 
 
@@ -436,11 +438,11 @@ async def _planned(
 ) -> tuple[GoalSplit | None, str]:
     """Return the split that the model plans; None, and why, where no plan can be used."""
     most = max(LEAST_PLAN, min((context or MOST_PLAN) // 4, MOST_PLAN))
-    found: list[GoalSplit] = []
+    goal_splits: list[GoalSplit] = []
 
     def fault(plan: Any) -> str | None:
         try:
-            found.append(asked.split_of(plan))
+            goal_splits.append(asked.split_of(plan))
         except UserError as error:
             return error.message
         return None
@@ -456,7 +458,7 @@ async def _planned(
                 say(f"the model's plan cannot be used ({why[:200]}): asking once more")
                 came = await work.attempt(task, 2, why)
         if came.error_kind is None:
-            return found[-1], ""
+            return goal_splits[-1], ""
         if came.error_kind == REJECTED:
             why = came.error or ""
         else:
@@ -490,8 +492,8 @@ async def plan_goal(
             return GoalSplit(_checked(parts), sizes, by_model=True)
 
         messages = messages_of("plan_without_files", goal=goal, most=most)
-        asked = PlanRequest(messages, "ask_goal_schema.json", split_of_goal)
-        split, why = await _planned(asked, line, context, timeout_s, say)
+        plan_request = PlanRequest(messages, "ask_goal_schema.json", split_of_goal)
+        split, why = await _planned(plan_request, line, context, timeout_s, say)
         return split or GoalSplit((GoalPart("1", goal, ()),), sizes, by_model=False, why=why[:400])
 
 

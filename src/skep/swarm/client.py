@@ -104,7 +104,7 @@ class SwarmClient:
         body = {
             **(fields or {}),
             "model": self.endpoint.model,
-            "messages": [dict(one) for one in messages],
+            "messages": [dict(message) for message in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -218,7 +218,7 @@ class ChatWorker:
     async def _ask(
         self, task: Task, number: int, complaint: str | None, lease: int
     ) -> AttemptResult:
-        messages = [dict(one) for one in task.messages]
+        messages = [dict(message) for message in task.messages]
         if (
             task.schema is not None
         ):  # engines that hold an answer to a schema do not tell the model of it

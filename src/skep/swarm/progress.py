@@ -113,8 +113,14 @@ class ProgressTracker:
         left = self.total - self._done - self._failed
         outage = plan.outage
         lanes = [
-            Lane(one.agent, one.task.id, now - one.started, heard.get(one.lease, 0), one.number)
-            for one in plan.leases.values()
+            Lane(
+                lease.agent,
+                lease.task.id,
+                now - lease.started,
+                heard.get(lease.lease, 0),
+                lease.number,
+            )
+            for lease in plan.leases.values()
         ]
         self._show(
             now,

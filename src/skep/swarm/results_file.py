@@ -63,7 +63,9 @@ class ResultsFile:
         UserError, and nothing is changed, where a line is not the journal's own: ids alone do not
         tell two runs apart. In place: whoever is killed here leaves whole lines, and no second
         file is needed."""
-        missing = dict.fromkeys(_encoded(result_line(tasks[one.task], one)) for one in results)
+        missing = dict.fromkeys(
+            _encoded(result_line(tasks[result.task], result)) for result in results
+        )
         own_bytes = 0
         with self._told_faults():
             descriptor = self._open()

@@ -251,35 +251,40 @@ class TaskSchedule:
             actions.append(self._start(job, now))
         return actions
 
-    def ended(self, lease_id: int, came: AttemptResult, now: float) -> list[Action]:
+    def ended(self, lease_id: int, attempt_result: AttemptResult, now: float) -> list[Action]:
         """An attempt has ended. One that is not under way any more changes nothing."""
         if (start := self.leases.pop(lease_id, None)) is None:
             return []
         job = self._jobs[start.task.id]
-        mishap = classify_error(came.error_kind, came.status)
-        rejected = came.error_kind == REJECTED
+        mishap = classify_error(attempt_result.error_kind, attempt_result.status)
+        rejected = attempt_result.error_kind == REJECTED
         self.outage.came(
-            mishap, came.error, now, answered=rejected or mishap in (None, ErrorKind.FINAL)
+            mishap,
+            attempt_result.error,
+            now,
+            answered=rejected or mishap in (None, ErrorKind.FINAL),
         )
         if mishap in (None, ErrorKind.TRY, ErrorKind.FINAL) or (
             mishap is ErrorKind.BROKEN and start.blamed
         ):
             job.tries += 1
         if mishap is None:
-            return [self._settled(job, start, AttemptOutcome.DONE, came, now)]
+            return [self._settled(job, start, AttemptOutcome.DONE, attempt_result, now)]
         job.row = job.row + 1 if job.last is mishap else 1
         job.last = mishap
         job.breaks += mishap is ErrorKind.BROKEN
         if rejected:
-            job.complaint = came.error
+            job.complaint = attempt_result.error
         if rejected:
             outcome = AttemptOutcome.REJECTED
         else:
             outcome = AttemptOutcome.FAILED
         if job.tries >= self._order.tries or mishap is ErrorKind.FINAL:
-            return [self._settled(job, start, outcome, came, now)]
-        self._later[job.task.id] = now + wait_s(mishap, job.row, self._rng, came.retry_after_s)
-        return [Recorded(self._attempt(start, outcome, came, now))]
+            return [self._settled(job, start, outcome, attempt_result, now)]
+        self._later[job.task.id] = now + wait_s(
+            mishap, job.row, self._rng, attempt_result.retry_after_s
+        )
+        return [Recorded(self._attempt(start, outcome, attempt_result, now))]
 
     def probed(self, why: str | None, now: float) -> list[Action]:
         """`why` the endpoint is not there, or None.
@@ -318,7 +323,7 @@ class TaskSchedule:
     def _next(self) -> Pending | None:
         """Return one suspect at a time, and the others by place."""
         if self._suspects and not any(
-            self._jobs[one.task.id].is_suspect for one in self.leases.values()
+            self._jobs[lease.task.id].is_suspect for lease in self.leases.values()
         ):
             return self._jobs[self._suspects.popleft()]
         if self._ready:
@@ -340,7 +345,7 @@ class TaskSchedule:
         job.attempts += 1
         if job.first_at is None:
             job.first_at = now + self._epoch
-        taken = {one.agent for one in self.leases.values()}
+        taken = {lease.agent for lease in self.leases.values()}
         start = Start(
             self._last_lease,
             job.task,
@@ -355,7 +360,12 @@ class TaskSchedule:
         return start
 
     def _settled(
-        self, job: Pending, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float
+        self,
+        job: Pending,
+        start: Start,
+        outcome: AttemptOutcome,
+        attempt_result: AttemptResult,
+        now: float,
     ) -> Recorded:
         """Return the last attempt at a task with the task's result.
 
@@ -377,7 +387,7 @@ class TaskSchedule:
             "finish_reason",
             "replica",
         )
-        told = {name: getattr(came, name) for name in names}
+        told = {name: getattr(attempt_result, name) for name in names}
         if job.first_at is None:
             started_at = ended_at
         else:
@@ -385,12 +395,12 @@ class TaskSchedule:
         result = TaskResult(
             job.task.id, ending, tries=job.tries, started_at=started_at, ended_at=ended_at, **told
         )
-        return Recorded(self._attempt(start, outcome, came, now), result)
+        return Recorded(self._attempt(start, outcome, attempt_result, now), result)
 
     def _attempt(
-        self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float
+        self, start: Start, outcome: AttemptOutcome, attempt_result: AttemptResult, now: float
     ) -> Attempt:
-        figures = came.figures()
+        figures = attempt_result.figures()
         if outcome is AttemptOutcome.DONE:
             figures["answer"] = None  # the result has it
         return Attempt(

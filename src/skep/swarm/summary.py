@@ -111,12 +111,12 @@ def spans_of(
     One that vanished worked until its last row.
     """
     written: dict[int, float] = {}  # by session, the last thing
-    moments = [(one.session, one.ended_at) for one in attempts] + [
+    moments = [(attempt.session, attempt.ended_at) for attempt in attempts] + [
         (session, at) for session, _, at, _ in facts
     ]
     for session, at in moments:
         written[session] = max(written.get(session, 0.0), at)
-    last = max((one.ended_at for one in attempts), default=None)
+    last = max((attempt.ended_at for attempt in attempts), default=None)
     spans: list[SessionSpan] = []
     for one in sessions:
         end = one.ended_at
@@ -135,21 +135,21 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
     """From each word that the endpoint is down to the word that it is back, or to the end of the
     session.
     """
-    found: list[Down] = []
+    downs: list[Down] = []
     for span in spans:
         began: tuple[float, str | None] | None = None
-        own = [one for one in facts if one[:2] == (span.session, "endpoint")]
+        own = [fact for fact in facts if fact[:2] == (span.session, "endpoint")]
         for _, _, at, fact in sorted(own, key=lambda one: one[2]):
             if not fact.get("up", True):
                 began = began or (at, str(fact.get("why") or "") or None)
             elif began is not None:
-                found.append(
+                downs.append(
                     Down(span.session, began[0], max(min(at, span.ended_at), began[0]), began[1])
                 )
                 began = None
         if began is not None and span.ended_at > began[0]:
-            found.append(Down(span.session, began[0], span.ended_at, began[1]))
-    return found
+            downs.append(Down(span.session, began[0], span.ended_at, began[1]))
+    return downs
 
 
 _ERRORS = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
@@ -177,7 +177,7 @@ def story_from(
     spans = spans_of(sessions, attempts, facts, now=now, finished=run.counts.left == 0)
     downs = downs_of(facts, spans)
     account = _account(run, spans, downs, attempts, results)
-    told = [name for one in sessions if isinstance(name := one.endpoint.get("model"), str)]
+    told = [name for session in sessions if isinstance(name := session.endpoint.get("model"), str)]
     if run.model is None and told:  # the one that answered, where the run names none
         account = replace(account, model=told[-1])
     return SwarmStory(run, account, spans, attempts, results, downs)
@@ -211,17 +211,17 @@ def _account(
     attempts: Sequence[Attempt],
     results: Sequence[TaskResult],
 ) -> Account:
-    done = [one for one in results if one.ending is TaskEnding.DONE]
-    wasted = [one for one in attempts if one.outcome is not AttemptOutcome.DONE]
+    done = [result for result in results if result.ending is TaskEnding.DONE]
+    wasted = [attempt for attempt in attempts if attempt.outcome is not AttemptOutcome.DONE]
     counts = run.counts
     wall_s = sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
     errors = [one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS]
-    counted = [one for one in attempts if one.outcome is AttemptOutcome.DONE]
+    counted = [attempt for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
     first = [
         max(0.0, one.first_token_at - one.started_at) for one in counted if one.first_token_at
     ]
-    busy_s = sum(max(0.0, one.ended_at - one.started_at) for one in attempts)
+    busy_s = sum(max(0.0, attempt.ended_at - attempt.started_at) for attempt in attempts)
     return Account(
         run=run.id,
         **{
@@ -230,7 +230,7 @@ def _account(
         },
         **{name: getattr(counts, name) for name in ("done", "failed", "left")},
         tasks=counts.total,
-        retried=sum(many > 1 for many in Counter(one.task for one in attempts).values()),
+        retried=sum(many > 1 for many in Counter(attempt.task for attempt in attempts).values()),
         attempts=len(attempts),
         wasted=len(wasted),
         prompt_tokens=_told(one.prompt_tokens for one in done),
@@ -240,12 +240,12 @@ def _account(
         truncated=sum(one.finish_reason == "length" for one in done),
         sessions=len(spans),
         wall_s=wall_s,
-        down_s=sum(one.ended_at - one.started_at for one in downs),
+        down_s=sum(down.ended_at - down.started_at for down in downs),
         effective_tok_s=output / wall_s if output is not None and wall_s else None,
         task_s=percentiles([max(0.0, one.ended_at - one.started_at) for one in counted]),
         ttft_s=percentiles(first),
         agents_mean=busy_s / wall_s if wall_s and attempts else None,
-        agents_max=max((one.agent + 1 for one in attempts), default=0),
+        agents_max=max((attempt.agent + 1 for attempt in attempts), default=0),
         errors=tuple(Counter(errors).most_common()),
     )
 

@@ -181,7 +181,7 @@ class TaskForm:
         messages = [dict(one) for one in told.get("messages", ())]
         messages = messages or [{"role": "user", "content": told["prompt"]}]
         if told.get("system") and not any(
-            one["role"] in ("system", "developer") for one in messages
+            message["role"] in ("system", "developer") for message in messages
         ):
             messages.insert(0, {"role": "system", "content": told["system"]})
         own = {name: told[name] for name in ("max_tokens", "temperature", "extra") if name in told}
@@ -288,7 +288,7 @@ def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{name}, line {line}: broken CSV: {error}") from None
-    (begin, header), *rows = [one for one in rows if one[1]] or [(1, [])]
+    (begin, header), *rows = [row for row in rows if row[1]] or [(1, [])]
     columns = [column.strip() for column in header]
     _check_columns(columns, name, begin, template)
     for begin, row in rows:

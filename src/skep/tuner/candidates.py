@@ -85,8 +85,8 @@ class TimeBudget:
     def seconds(self, configs: Sequence[KnobConfig], readings: int) -> float:
         """Return one start, a warm-up and so many readings of each."""
         each = (
-            self._space.start_s(one) + (readings + 1) * self._space.reading_s(one)
-            for one in configs
+            self._space.start_s(config) + (readings + 1) * self._space.reading_s(config)
+            for config in configs
         )
         return self._pace * sum(each)
 
@@ -124,7 +124,7 @@ def best_config_with(
     for number in range(_DRAWN):
         kept = _KEPT[number % len(_KEPT)]
         others = {
-            one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept
+            knob.name: rng.choice(knob.values) for knob in book.space.knobs if rng.random() > kept
         }
         drawn = incumbent.turned(others | {knob: value})
         if not book.is_refused(drawn) and (found := book.promise(drawn, incumbent)) > gain:

@@ -204,21 +204,21 @@ def apply_config(base: Preset, config: KnobConfig) -> Preset:
 
     Knobs that only an earlier version turned are left where they are.
     """
-    wanted = config.as_dict
+    as_dict = config.as_dict
     preset = base
     for (
         name,
         handle,
     ) in _HANDLES.items():  # in this order: which cards comes before what each engine on them gets
-        if name in wanted and handle.read(preset) != wanted[name]:
-            preset = handle.write(preset, wanted[name])
+        if name in as_dict and handle.read(preset) != as_dict[name]:
+            preset = handle.write(preset, as_dict[name])
     if (
         preset.engine in ("vllm", "sglang")
         and len(preset.gpus) > preset.replicas * preset.options.cards
     ):
         preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
     return _drafted(
-        preset, {name: depth for name in DRAFTS if isinstance(depth := wanted.get(name), int)}
+        preset, {name: depth for name in DRAFTS if isinstance(depth := as_dict.get(name), int)}
     )
 
 
@@ -273,7 +273,7 @@ def plain_kv(engine: str) -> str:
 
 _HANDLES: dict[str, Handle] = {
     "layout": Handle(
-        lambda preset: None if (found := layout_of(preset)) is None else layout_words(found),
+        lambda preset: None if (layout := layout_of(preset)) is None else layout_words(layout),
         lambda preset, words: with_layout(preset, parse_layout(words)),
     ),
     "replicas": Handle(
@@ -397,9 +397,11 @@ def space_of(base: Preset, aim: TuneGoal, box: TuneMachine) -> tuple[Knob, ...]:
     """What the preset's own flags say is left alone: turning it as well would put both on one
     command line.
     """
-    asked = KnobContext(base, aim, box, box.model or find_geometry(base.model), quant_of(base))
+    knob_context = KnobContext(
+        base, aim, box, box.model or find_geometry(base.model), quant_of(base)
+    )
     said = said_in_extra(base)
-    knobs = (with_own(knob, base) for knob in _offered(asked) if knob.name not in said)
+    knobs = (with_own(knob, base) for knob in _offered(knob_context) if knob.name not in said)
     return tuple(knob for knob in knobs if len(knob.values) > 1)
 
 
@@ -452,11 +454,11 @@ def _offered(asked: KnobContext) -> Iterator[Knob]:
         yield asked.slots()
         yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
     # One that needs a model of its own is turned only where the preset names it.
-    own = base.options.draft
-    if own is not None and own.method not in ("mtp", "ngram"):
+    draft = base.options.draft
+    if draft is not None and draft.method not in ("mtp", "ngram"):
         yield Knob(
-            own.method,
-            f"drafts by {own.method}",
+            draft.method,
+            f"drafts by {draft.method}",
             (0, 1, 2, 3, 4, 5, 6, 8),
             ordered=True,
             expected=0.2,

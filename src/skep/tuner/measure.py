@@ -288,10 +288,10 @@ class EngineBench:
         return replace(made, readings=tuple(taken))
 
     def _read(self, config: KnobConfig, rows: Sequence[Request], *, limited: bool) -> TuneReading:
-        found = reading_of(rows, self.aim, limited=limited, slo=self._slo)
-        self._rates[config] = found.requests / max(found.wall_s, 1e-9)
-        self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
-        return found
+        reading = reading_of(rows, self.aim, limited=limited, slo=self._slo)
+        self._rates[config] = reading.requests / max(reading.wall_s, 1e-9)
+        self._first_s = max(self._first_s, (reading.ttft_ms or 0.0) / 1000)
+        return reading
 
     async def _known(self, served: TrialServer) -> tuple[Endpoint, TaskMaker]:
         """What answers there, and tasks for it.

@@ -242,7 +242,7 @@ class FailureSuspects:
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._known:
             self._known[config] = frozenset(
-                [*((one,) for one in config.values), *combinations(config.values, 2)]
+                [*((value,) for value in config.values), *combinations(config.values, 2)]
             )
         return self._known[config]
 
@@ -296,14 +296,14 @@ class Measurements:
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
-        known = [logs for one in self.starts(config) if (logs := speeds(one.readings))]
+        known = [logs for start in self.starts(config) if (logs := speeds(start.readings))]
         self.noise.add_means(
             [fmean(self.noise.clipped(one)) for one in known], list(map(len, known)), sides=1
         )
 
     def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
         """Return the mean with a 95 % interval; None: nothing counts."""
-        return mean_of_starts([speeds(one.readings) for one in starts], self.noise)
+        return mean_of_starts([speeds(start.readings) for start in starts], self.noise)
 
     def counted_starts(self, config: KnobConfig) -> int:
         """That gave a figure."""
@@ -353,7 +353,11 @@ def _ground(config: KnobConfig) -> tuple[Value, ...]:
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:
     """Return the logarithms of those that count."""
-    return [math.log(one.figure) for one in readings if one.counts and one.figure is not None]
+    return [
+        math.log(reading.figure)
+        for reading in readings
+        if reading.counts and reading.figure is not None
+    ]
 
 
 def paired(a: Sequence[TuneReading], b: Sequence[TuneReading]) -> list[tuple[float, float]]:
@@ -367,7 +371,9 @@ def paired(a: Sequence[TuneReading], b: Sequence[TuneReading]) -> list[tuple[flo
 def over_limit(starts: Sequence[ServerStart]) -> float:
     """Return the median share of the limits; 0 where there are none."""
     return (
-        median_known(one.over_limit for start in starts for one in start.readings if one.counts)
+        median_known(
+            reading.over_limit for start in starts for reading in start.readings if reading.counts
+        )
         or 0.0
     )
 
@@ -375,7 +381,7 @@ def over_limit(starts: Sequence[ServerStart]) -> float:
 def typical(starts: Sequence[ServerStart], name: str) -> float | None:
     """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
     return median_known(
-        getattr(one, name) for start in starts for one in start.readings if one.counts
+        getattr(reading, name) for start in starts for reading in start.readings if reading.counts
     )
 
 

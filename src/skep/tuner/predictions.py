@@ -215,7 +215,11 @@ class Predictor:
             preset = apply_config(self.base, config)
         except UserError as error:
             return error.message
-        odd = (one.message for one in contradictions(preset) if one.message not in self._odd)
+        odd = (
+            contradiction.message
+            for contradiction in contradictions(preset)
+            if contradiction.message not in self._odd
+        )
         told = next(odd, None)
         setup = self.setup(config)
         rig = self.rig
@@ -252,7 +256,7 @@ def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) 
         return choices[0]
     slowest = min(known)
     fastest = max(known)
-    count = next((one for one in choices if one / slowest <= TOO_LONG_S), concurrency)
+    count = next((choice for choice in choices if choice / slowest <= TOO_LONG_S), concurrency)
     for _ in range(MOST_DOUBLINGS):
         if count / fastest >= least_s or 2 * count / slowest > TOO_LONG_S:
             break

@@ -140,11 +140,11 @@ class QualityGuard:
         width = self.plan.concurrency
         identity = self._identity(config, endpoint)
         # Prompts are never taken from a cache: that alone can change an answer.
-        one = ItemPass(width, 0)
+        item_pass = ItemPass(width, 0)
         engine = endpoint.engine
         salt = secrets.token_hex(8)
         tasks = [
-            one.task(item, index, 0.0, uncached(engine, one, index, salt))
+            item_pass.task(item, index, 0.0, uncached(engine, item_pass, index, salt))
             for index, item in enumerate(items)
         ]
         ended = itertools.count(1)
@@ -168,7 +168,11 @@ class QualityGuard:
             )
             self.store.append_verdicts(recording.run_id, verdicts)
         fault = next(
-            (one.detail for one in verdicts if one.outcome in UNANSWERED and one.detail),
+            (
+                verdict.detail
+                for verdict in verdicts
+                if verdict.outcome in UNANSWERED and verdict.detail
+            ),
             "no answer came",
         )
         sheet = Sheet({verdict.item: verdict.outcome for verdict in verdicts}, fault)

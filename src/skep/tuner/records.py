@@ -59,13 +59,13 @@ class KnobConfig(msgspec.Struct, frozen=True, dict=True):
     def turned(self, changes: Mapping[str, Value]) -> KnobConfig:
         return KnobConfig.of({**self.as_dict, **changes})
 
-    def changes_from(self, other: KnobConfig) -> tuple[KnobChange, ...]:
+    def changes_from(self, knob_config: KnobConfig) -> tuple[KnobChange, ...]:
         """Return what makes this one out of the other."""
-        there = other.as_dict
+        as_dict = knob_config.as_dict
         return tuple(
-            KnobChange(knob, there.get(knob), value)
+            KnobChange(knob, as_dict.get(knob), value)
             for knob, value in self.values
-            if there.get(knob) != value
+            if as_dict.get(knob) != value
         )
 
     @property
@@ -162,7 +162,11 @@ class ServerStart(msgspec.Struct, frozen=True):
 
     @property
     def figures(self) -> tuple[float, ...]:
-        return tuple(one.figure for one in self.readings if one.counts and one.figure is not None)
+        return tuple(
+            reading.figure
+            for reading in self.readings
+            if reading.counts and reading.figure is not None
+        )
 
 
 class MeasurementRound(msgspec.Struct, frozen=True):

@@ -441,7 +441,7 @@ class KnobSearch:
         failure: ConfigFailure | None = None,
     ) -> None:
         """One more stage of the ladder."""
-        read = [one for one in trial.starts if one.figures]
+        read = [start for start in trial.starts if start.figures]
         stage = TuneStage(
             number=len(self.stages),
             changes=trial.changes,
@@ -458,7 +458,7 @@ class KnobSearch:
             readings=sum(len(one.figures) for one in read),
             seconds=trial.seconds,
             failure=failure,
-            runs=tuple(one.run_id for one in trial.starts if one.run_id is not None),
+            runs=tuple(start.run_id for start in trial.starts if start.run_id is not None),
         )
         self.stages.append(stage)
         self._looks.pop(trial.config, None)

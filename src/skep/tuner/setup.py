@@ -329,11 +329,11 @@ def find_tune_target(
     preset = find_preset(options.name, presets_folder(paths))
     simulate = options.simulate
     cards = parse_gpus(options.gpus)
-    wanted = ServeRequest(
+    serve_request = ServeRequest(
         options.name, engine=options.engine, checkpoint=options.checkpoint, binary=options.binary
     )
     engine = options.engine if preset is None else preset.engine
-    if preset is None and not simulate and is_for_embedded(wanted):
+    if preset is None and not simulate and is_for_embedded(serve_request):
         engine = "embedded"
     without_cards = engine == "embedded" or (preset is not None and preset.hardware == NO_CARDS)
     on_cards = simulate or (bool(host.gpus) and not without_cards)

@@ -297,7 +297,9 @@ class TuningStore:
 
         UserError where there is nothing left to do.
         """
-        unfinished = (one for one in self.tunings() if one.state is TuningState.INTERRUPTED)
+        unfinished = (
+            tuning for tuning in self.tunings() if tuning.state is TuningState.INTERRUPTED
+        )
         found = (next(unfinished, None) if name == "last" else None) or self.find(name)
         check_free(found.id, found.state)
         return found
@@ -319,9 +321,9 @@ class TuningStore:
     def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
         """Return them newest first; of one model, where one is named."""
         found = [
-            one
-            for one in self.tunings(None if model else limit)
-            if not model or one.tuning.model == model
+            tuning
+            for tuning in self.tunings(None if model else limit)
+            if not model or tuning.tuning.model == model
         ]
         return [replace(one, stages=tuple(self.stages(one.id))) for one in found[:limit]]
 

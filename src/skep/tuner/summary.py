@@ -29,9 +29,9 @@ def baseline_of(stages: Sequence[TuneStage]) -> TuneStage | None:
     """None: it was not measured yet, or could not be."""
     return next(
         (
-            one
-            for one in stages
-            if one.decision is StageDecision.BASELINE and one.figure is not None
+            stage
+            for stage in stages
+            if stage.decision is StageDecision.BASELINE and stage.figure is not None
         ),
         None,
     )
@@ -48,10 +48,10 @@ def accepted(stages: Sequence[TuneStage]) -> list[TuneStage]:
     them.
     """
     steps: list[TuneStage] = []
-    for one in stages:
-        if one.decision is StageDecision.ACCEPTED:
-            steps.append(one)
-        elif one.decision is StageDecision.FAILED and steps and steps[-1].config == one.config:
+    for stage in stages:
+        if stage.decision is StageDecision.ACCEPTED:
+            steps.append(stage)
+        elif stage.decision is StageDecision.FAILED and steps and steps[-1].config == stage.config:
             steps.pop()
     return steps
 
@@ -60,9 +60,9 @@ def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
     """Return the numbers of those that were accepted and died later."""
     standing = {one.number for one in accepted(stages)}
     return frozenset(
-        one.number
-        for one in stages
-        if one.decision is StageDecision.ACCEPTED and one.number not in standing
+        stage.number
+        for stage in stages
+        if stage.decision is StageDecision.ACCEPTED and stage.number not in standing
     )
 
 
@@ -71,12 +71,14 @@ def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
     one without ratio.
     """
     steps = [one.ratio for one in accepted(stages)]
-    ratios = [one for one in steps if one is not None and known(one.estimate) and one.estimate > 0]
+    ratios = [
+        step for step in steps if step is not None and known(step.estimate) and step.estimate > 0
+    ]
     if not ratios or len(ratios) < len(steps):
         return None
-    product = math.prod(one.estimate for one in ratios)
-    below = math.hypot(*(_log(one.estimate, one.low) for one in ratios))
-    above = math.hypot(*(_log(one.high, one.estimate) for one in ratios))
+    product = math.prod(ratio.estimate for ratio in ratios)
+    below = math.hypot(*(_log(ratio.estimate, ratio.low) for ratio in ratios))
+    above = math.hypot(*(_log(ratio.high, ratio.estimate) for ratio in ratios))
     return Interval(product * math.exp(-below), product, product * math.exp(above))
 
 
@@ -93,7 +95,7 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     unit = unit_of(tuning)
     at = f"at C\u00a0=\u00a0{tuning.aim.concurrency}"
     if base is None or base.figure is None or best is None or best.figure is None:
-        failed = next((one for one in stages if one.decision is StageDecision.FAILED), None)
+        failed = next((stage for stage in stages if stage.decision is StageDecision.FAILED), None)
         if failed:
             return f"Nothing could be measured: it {decision_words(failed)}"
         return "Nothing is measured yet"
@@ -152,9 +154,9 @@ def figure_words(figure: Interval) -> str:
 
 def count_decisions(stages: Sequence[TuneStage]) -> str:
     """ "3 accepted, 2 worse, 1 failed"; empty while nothing but the baseline is decided."""
-    found = Counter(one.decision for one in stages)
-    told = [one for one in StageDecision if one is not StageDecision.BASELINE and found[one]]
-    return ", ".join(f"{found[one]} {one.value}" for one in told)
+    counter = Counter(stage.decision for stage in stages)
+    told = [one for one in StageDecision if one is not StageDecision.BASELINE and counter[one]]
+    return ", ".join(f"{counter[one]} {one.value}" for one in told)
 
 
 def shape_words(tuning: Tuning) -> str:

@@ -44,7 +44,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
     @contextlib.asynccontextmanager
     async def running(_app: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            services = [tasks.create_task(each.run()) for each in readers]
+            services = [tasks.create_task(reader.run()) for reader in readers]
             if warm:
                 services.append(tasks.create_task(_warm(static)))
                 with contextlib.suppress(TimeoutError):
@@ -55,8 +55,8 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
                 service.cancel()
 
     def end_streams() -> None:
-        for each in readers:
-            each.close()
+        for reader in readers:
+            reader.close()
 
     async def refuse(request: Request, error: Exception) -> Response:
         status = None

@@ -70,7 +70,7 @@ def shared_keys(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
     every = [chosen_key(series, name, None)[1] for name in asked.targets]
     kinds = [key.kind for keys in every for key in keys[:1]]
     shared = [
-        key for key in every[0] if all(key.kind in {one.kind for one in keys} for keys in every)
+        key for key in every[0] if all(key.kind in {key.kind for key in keys} for keys in every)
     ]
     return sorted(shared, key=lambda key: key.kind not in kinds)
 
@@ -81,7 +81,7 @@ def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterat
     if any(series.is_simulated(name, asked.since, asked.until) for name in asked.targets):
         yield _part("told_simulated")
     if histories:
-        since = min([asked.until, *(row[0] for one in histories for row in one.band[:1])])
+        since = min([asked.until, *(row[0] for history in histories for row in history.band[:1])])
         caption = (
             f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
         )
@@ -104,23 +104,23 @@ def _part(macro: str, **values: Any) -> str:
 
 def pairs(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[TargetPair]:
     for other in asked.targets[1:]:
-        found = pair_of(series, asked.targets[0], other, asked.since, asked.until)
-        compared = found.comparison
+        pair = pair_of(series, asked.targets[0], other, asked.since, asked.until)
+        compared = pair.comparison
         models = [
             None if model is None else site.label(model)
             for model in (compared.model_a, compared.model_b)
         ]
         compared = replace(compared, model_a=models[0], model_b=models[1])
         yield replace(
-            found, comparison=compared, headline=found.headline and labelled(site, found.headline)
+            pair, comparison=compared, headline=pair.headline and labelled(site, pair.headline)
         )
 
 
 def targets_document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
     histories = _histories(series, asked)
     targets = [
-        {"series": str(one.key), "unit": one.key.metric.unit, **shown_values(one)}
-        for one in histories
+        {"series": str(history.key), "unit": history.key.metric.unit, **shown_values(history)}
+        for history in histories
     ]
     compared = [pair.document() for pair in pairs(site, series, asked)]
     return {"since": asked.since, "until": asked.until, "targets": targets, "pairs": compared}

@@ -205,9 +205,9 @@ def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -
         if key and one.id
     }
     alerts = [
-        one
-        for one in series.alerts(since=since)
-        if one.target in (target, None) and one.opened_at < until
+        alert
+        for alert in series.alerts(since=since)
+        if alert.target in (target, None) and alert.opened_at < until
     ]
     if site.hides_private:  # without their words, which may come from a server's answer
         alerts = [
@@ -292,26 +292,26 @@ def shown_values(history: SeriesHistory) -> dict[str, Any]:
 
 def routes(site: Site) -> list[Route]:
     def show(request: Request) -> Response:
-        asked = read_query(request.query_params, site.clock())
+        query = read_query(request.query_params, site.clock())
         with site.series() as series:
-            targets = known_targets(series, asked)
+            targets = known_targets(series, query)
             key, keys = (
-                chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
+                chosen_key(series, query.targets[0], query.series) if query.targets else (None, ())
             )
-            probing = how_probed(series, asked.targets or targets)
+            probing = how_probed(series, query.targets or targets)
         frame = page(
-            site, "history.html", asked=asked, targets=targets, key=key, keys=keys, probing=probing
+            site, "history.html", asked=query, targets=targets, key=key, keys=keys, probing=probing
         )
         return streamed(
-            site, frame, lambda store: _parts(site, SeriesStore(store), asked, targets)
+            site, frame, lambda store: _parts(site, SeriesStore(store), query, targets)
         )
 
     def as_json(request: Request) -> Response:
-        asked = read_query(request.query_params, site.clock())
+        query = read_query(request.query_params, site.clock())
         with site.series() as series:
-            targets = known_targets(series, asked)
+            targets = known_targets(series, query)
             views = [
-                view_of(site, series, asked, name).document() for name in asked.targets or targets
+                view_of(site, series, query, name).document() for name in query.targets or targets
             ]
         return json_answer({"views": views})
 

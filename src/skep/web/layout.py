@@ -57,8 +57,8 @@ _TYPES = {
 
 @cache
 def environment() -> Environment:
-    made = make_environment("skep.web", "skep.report")
-    made.globals |= {
+    environment = make_environment("skep.web", "skep.report")
+    environment.globals |= {
         "LONGEST_NOTE": LONGEST_NOTE,
         "PLACE": PLACE,
         "asset": asset,
@@ -70,8 +70,8 @@ def environment() -> Environment:
         "version": __version__,
         "zone_name": zone_name,
     }
-    made.filters |= {"ago": ago, "minute": minute, "span": span, "when": when}
-    return made
+    environment.filters |= {"ago": ago, "minute": minute, "span": span, "when": when}
+    return environment
 
 
 def pages_of(site: Site) -> list[tuple[str, str, str, str]]:

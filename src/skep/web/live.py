@@ -65,11 +65,11 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
                 target["url"] = site.hide(target["url"])
         alerts = [alert_document(alert) for alert in self.alerts]
         events = [
-            {"at": one.at, "kind": str(one.kind), "target": one.target, "text": one.text}
-            for one in self.notes
+            {"at": note.at, "kind": str(note.kind), "target": note.target, "text": note.text}
+            for note in self.notes
         ]
         if site.hides_private:
-            shown = [public_alert(one) for one in alerts]
+            shown = [public_alert(alert) for alert in alerts]
         else:
             shown = alerts
         headlines = [headline.document() for headline in self.headlines]
@@ -97,13 +97,15 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
         ]
         return MonitorSnapshot(
             standings=found,
-            headlines=tuple(labelled(site, one) for one in headlines_of(series, found, now)),
+            headlines=tuple(
+                labelled(site, headline) for headline in headlines_of(series, found, now)
+            ),
             cold_starts=tuple(
                 cold_starts_of(series, (one.target.name for one in found), now - WEEK_S, now)
             ),
             lines=tuple(
-                tuple(SeriesPoint(one.start, one.median) for one in some if one.count)
-                for some in spans
+                tuple(SeriesPoint(one.start, one.median) for one in span if one.count)
+                for span in spans
             ),
             alerts=tuple(series.alerts(open_only=True)),
             notes=tuple(series.events(now - WEEK_S, now)[:-6:-1]),
@@ -413,14 +415,14 @@ PARTS = (
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
     """By the name that the page has for each."""
     values = {"site": site, "document": document, "monitor": watched, "now": site.clock()}
-    made = environment().get_template("now_parts.html").make_module(values)
-    return {name: str(getattr(made, name)()) for name in PARTS}
+    module = environment().get_template("now_parts.html").make_module(values)
+    return {name: str(getattr(module, name)()) for name in PARTS}
 
 
 def routes_of_now(site: Site, live: Live) -> list[Route]:
     async def show(_request: Request) -> Response:
         await live.fresh()
-        targets = [one.target for one in live.watched.standings]
+        targets = [standing.target for standing in live.watched.standings]
         names = [target.name for target in targets]
         probing = describe_probing(targets)
         return page(

@@ -106,7 +106,7 @@ def read_query(query: QueryParams) -> PlanQuery:
     if model and (len(model) > 120 or model.startswith((".", "/", "~")) or not legible):
         hint = "`skep plan` accepts paths; this page does not"
         raise UserError(f"`{model[:60]}` is not a model of the catalogue", hint=hint)
-    asked = PlanQuery(
+    plan_query = PlanQuery(
         geometry(model).id if model else "",
         OWN if card in ("", OWN) else device(card[:120]).id,
         _number(query, "count", MOST_CARDS),
@@ -115,9 +115,9 @@ def read_query(query: QueryParams) -> PlanQuery:
         _number(query, "input_tokens", MOST_TOKENS),
         _number(query, "output_tokens", MOST_TOKENS),
     )
-    if asked.own_machine or asked.rig:
-        return replace(asked, count=1)
-    return asked
+    if plan_query.own_machine or plan_query.rig:
+        return replace(plan_query, count=1)
+    return plan_query
 
 
 _FORM: dict[str, Any] = {
@@ -169,26 +169,26 @@ class PlanPages:
         self._queue = threading.BoundedSemaphore(MOST_WAITING)
 
     def show(self, request: Request) -> Response:
-        asked = read_query(request.query_params)
-        whole = asked.model and request.query_params.get("whole") == "1"
-        plan = self._shown(asked) if whole else None
+        query = read_query(request.query_params)
+        whole = query.model and request.query_params.get("whole") == "1"
+        plan = self._shown(query) if whole else None
         known: dict[str, Any] = {
             "devices": list(devices().values()),
             "models": geometries().values(),
         }
-        return page(self.site, "plan.html", asked=asked, plan=plan, **_FORM, **known)
+        return page(self.site, "plan.html", asked=query, plan=plan, **_FORM, **known)
 
     def fragment(self, request: Request) -> Response:
-        asked = read_query(request.query_params)
-        return HTMLResponse(self._shown(asked) if asked.model else "")
+        query = read_query(request.query_params)
+        return HTMLResponse(self._shown(query) if query.model else "")
 
     def as_json(self, request: Request) -> Response:
-        asked = read_query(request.query_params)
-        if not asked.model:
+        query = read_query(request.query_params)
+        if not query.model:
             raise UserError(
                 "no model is named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2"
             )
-        return json_answer(self._plan(asked))
+        return json_answer(self._plan(query))
 
     def _shown(self, asked: PlanQuery) -> str:
         try:

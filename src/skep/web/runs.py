@@ -217,9 +217,9 @@ class RunsPages:
         return RedirectResponse(f"/compare?runs={quote(','.join(ids), safe=',')}", status_code=303)
 
     def _found(self, request: Request) -> RunListing:
-        asked = read_query(request.query_params)
+        query = read_query(request.query_params)
         with self.site.store() as store:
-            return listed(store.runs(), asked, partial(self.book.figures, store))
+            return listed(store.runs(), query, partial(self.book.figures, store))
 
     @contextmanager
     def _stored(self, name: str) -> Iterator[tuple[Store, StoredRun]]:

@@ -81,7 +81,7 @@ class TuningPages:
     def _found(self, request: Request, limit: int | None = None) -> list[TuningRecord]:
         with self.site.store() as store:
             model = request.query_params.get("model", "")
-            return [self._labelled(one) for one in TuningStore(store).records(limit, model)]
+            return [self._labelled(record) for record in TuningStore(store).records(limit, model)]
 
     def _stored(self, request: Request) -> TuningRecord:
         """Return the tuning that the address names. One that is not there is told as such."""

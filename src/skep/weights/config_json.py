@@ -311,7 +311,7 @@ def quantization_from_config(
     weights = [
         group["weights"] for group in groups if isinstance(group, Mapping) and "weights" in group
     ]
-    told = [one for one in weights if isinstance(one, Mapping)]
+    told = [weight for weight in weights if isinstance(weight, Mapping)]
     if bits is None:  # the fewest of any group, which is where most weights are
         stated: list[Any] = [one.get("num_bits") for one in told]
         few = min(

@@ -533,9 +533,9 @@ def _mlp(header: GgufHeader, file: FileLayers) -> dict[str, Any]:
     shared = keys.whole("expert_shared_feed_forward_length", low=0, default=0)
     shared = shared or width * keys.whole("expert_shared_count", low=0, high=1024, default=0)
     said = (
-        one.shape[-1]
-        for one in header.tensors
-        if one.name.endswith(".ffn_up_shexp.weight") and one.shape
+        tensor.shape[-1]
+        for tensor in header.tensors
+        if tensor.name.endswith(".ffn_up_shexp.weight") and tensor.shape
     )
     return {
         "intermediate": dense if with_experts < layers else 0,

@@ -86,10 +86,10 @@ def _layer_keys() -> _LayerKeys:
 def layer_key(settings: ModelConfig) -> LayerKey | None:
     """Return the first table of the list that speaks of this model."""
     model = settings.text("model_type").casefold()
-    for known in _layer_keys().layers:
-        there = settings.get(known.key) not in (None, [], "")
-        if model.startswith(known.model) and (there or known.default is not None):
-            return known
+    for layer in _layer_keys().layers:
+        there = settings.get(layer.key) not in (None, [], "")
+        if model.startswith(layer.model) and (there or layer.default is not None):
+            return layer
     return None
 
 

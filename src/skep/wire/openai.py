@@ -282,39 +282,39 @@ class StreamReader:
         """Return the engine's own figures: llama.cpp's `timings`, vLLM's `metrics`, Ollama's
         durations.
         """
-        told = self.timings
-        if "eval_duration" in told:
-            count = count_of(told.get("eval_count"))
-            nanoseconds = float_of(told.get("eval_duration"))
-            prompt = float_of(told.get("prompt_eval_duration"))
+        timings = self.timings
+        if "eval_duration" in timings:
+            count = count_of(timings.get("eval_count"))
+            nanoseconds = float_of(timings.get("eval_duration"))
+            prompt = float_of(timings.get("prompt_eval_duration"))
             return {
-                "prompt_tokens": count_of(told.get("prompt_eval_count")),
+                "prompt_tokens": count_of(timings.get("prompt_eval_count")),
                 "prompt_ms": None if prompt is None else prompt / NANOSECONDS_IN_MS,
                 "output_tokens": count,
                 "decode_ms": None if nanoseconds is None else nanoseconds / NANOSECONDS_IN_MS,
                 "decode_tok_s": count * 1e9 / nanoseconds if count and nanoseconds else None,
             }
-        cached = told.get(
+        cached = timings.get(
             "cache_n", _inner(self.usage, "prompt_tokens_details").get("cached_tokens")
         )
-        if "generation_time_ms" in told:
-            gap = float_of(told.get("mean_itl_ms"))
+        if "generation_time_ms" in timings:
+            gap = float_of(timings.get("mean_itl_ms"))
             return {
                 "prompt_tokens": self.prompt_tokens,
                 "cached_tokens": count_of(cached),
-                "prompt_ms": float_of(told.get("time_to_first_token_ms")),
+                "prompt_ms": float_of(timings.get("time_to_first_token_ms")),
                 "output_tokens": self.output_tokens,
-                "decode_ms": float_of(told.get("generation_time_ms")),
+                "decode_ms": float_of(timings.get("generation_time_ms")),
                 "decode_tok_s": 1000 / gap if gap else None,
-                "queue_ms": float_of(told.get("queue_time_ms")),
+                "queue_ms": float_of(timings.get("queue_time_ms")),
             }
         return {
-            "prompt_tokens": count_of(told.get("prompt_n")),
+            "prompt_tokens": count_of(timings.get("prompt_n")),
             "cached_tokens": count_of(cached),
-            "prompt_ms": float_of(told.get("prompt_ms")),
-            "output_tokens": count_of(told.get("predicted_n")),
-            "decode_ms": float_of(told.get("predicted_ms")),
-            "decode_tok_s": float_of(told.get("predicted_per_second")),
+            "prompt_ms": float_of(timings.get("prompt_ms")),
+            "output_tokens": count_of(timings.get("predicted_n")),
+            "decode_ms": float_of(timings.get("predicted_ms")),
+            "decode_tok_s": float_of(timings.get("predicted_per_second")),
         }
 
     # Inside

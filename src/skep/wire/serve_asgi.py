@@ -188,9 +188,11 @@ class LimitedConnection(H11Protocol):
 
     def _make_room(self) -> None:
         others = [
-            other
-            for other in self.connections
-            if isinstance(other, LimitedConnection) and other is not self and other.is_waiting()
+            connection
+            for connection in self.connections
+            if isinstance(connection, LimitedConnection)
+            and connection is not self
+            and connection.is_waiting()
         ]
         longest = min(others, key=lambda other: other.waiting_since, default=self)
         self.connections.discard(longest)

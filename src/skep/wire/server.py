@@ -359,13 +359,13 @@ class ServerConnection(asyncio.Protocol):
         if found is None:
             return False
         self._last_head, begins, length = found
-        known = self._last_head.value
+        value = self._last_head.value
         missing = begins + length - len(data)
         if missing < 0 or length > self._limits.body_bytes:
             return False
         bodies = self._bodies
         request = ServerRequest(
-            self, known.method, known.target, known.headers, known.memo, bodies
+            self, value.method, value.target, value.headers, value.memo, bodies
         )
         if missing:
             self._in_message = True
@@ -598,10 +598,10 @@ class HttpServer:
         self.check_head = check_head
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.limits = within_files(limits or ServerLimits(), files)
-        most = self.limits.max_connections
+        max_connections = self.limits.max_connections
         self.connections = ConnectionLimit(
-            most,
-            per_address=max(1, round(most * self.limits.address_share)),
+            max_connections,
+            per_address=max(1, round(max_connections * self.limits.address_share)),
             spare=spare_connections(files),
         )
         self.on_room: Callable[[], None] = lambda: None  # a connection has ended

@@ -131,7 +131,7 @@ def checker_faults(checker: Any) -> Iterator[str]:
     options = checker.get("options")
     answer = checker.get("answer")
     if kind == "choice" and _is_options(options):
-        known = {one.casefold() for one in options or ()}
+        known = {option.casefold() for option in options or ()}
     else:
         known = None
     if known is not None and answer is not None and str(answer).casefold() not in known:

@@ -377,8 +377,11 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
                 left.remove(family)
                 continue
             said = []
-            for one in _examples(rng, family, grade, task):
-                said += [family.asks(grade, one), {"role": "assistant", "content": one.answer}]
+            for example in _examples(rng, family, grade, task):
+                said += [
+                    family.asks(grade, example),
+                    {"role": "assistant", "content": example.answer},
+                ]
             messages = (*said, family.asks(grade, task))
             name = f"drills-{seed}/{family.name}/{place}"
             yield Item(
@@ -407,11 +410,11 @@ def _examples(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list
     """
     options = task.checker.values.get("options", ())
     room = {option: _EXAMPLES // len(options) for option in options}
-    found: list[Drill] = []
-    for one in _new_tasks(rng, family, grade, {family.asks(grade, task)["content"]}):
-        if room.get(one.answer, 1) > 0:
-            room[one.answer] = room.get(one.answer, _EXAMPLES) - 1
-            found.append(one)
-        if len(found) == _EXAMPLES:
+    drills: list[Drill] = []
+    for new_task in _new_tasks(rng, family, grade, {family.asks(grade, task)["content"]}):
+        if room.get(new_task.answer, 1) > 0:
+            room[new_task.answer] = room.get(new_task.answer, _EXAMPLES) - 1
+            drills.append(new_task)
+        if len(drills) == _EXAMPLES:
             break
-    return found
+    return drills

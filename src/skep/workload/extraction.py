@@ -207,14 +207,14 @@ def code_blocks(text: str) -> list[Block]:
 
     A fence with a language inside an open block begins a new one: the other was never closed.
     """
-    found: list[Block] = []
+    blocks: list[Block] = []
     opened: re.Match[str] | None = None
     lines: list[str] = []
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         match = _FENCE.match(line)
         if match and (opened is None or _ends(match, opened)):
             if opened is not None:
-                found.append(_block(opened, lines))
+                blocks.append(_block(opened, lines))
             if opened is None or match["info"].strip():
                 opened = match
             else:
@@ -223,8 +223,8 @@ def code_blocks(text: str) -> list[Block]:
         elif opened is not None:
             lines.append(line)
     if opened is not None and any(line.strip() for line in lines):
-        found.append(_block(opened, lines))
-    return found
+        blocks.append(_block(opened, lines))
+    return blocks
 
 
 def _ends(match: re.Match[str], opened: re.Match[str]) -> bool:

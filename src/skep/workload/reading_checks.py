@@ -131,9 +131,9 @@ def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
 
 
 def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted = value_of(values["answer"])
+    value = value_of(values["answer"])
     tolerance = value_of(values.get("tolerance", 0))
-    if wanted is None or tolerance is None or not wanted.is_finite():
+    if value is None or tolerance is None or not value.is_finite():
         raise ValueError(f"`{values['answer']}` is not a number")
     said = last_number(text)
     unlike = f"not {_shown(str(values['answer']))}"
@@ -144,7 +144,8 @@ def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     else:
         candidates = [said.value]
     right = not said.value.is_nan() and any(  # `0/0` is none
-        CALM.compare(CALM.abs(CALM.subtract(one, wanted)), tolerance) <= 0 for one in candidates
+        CALM.compare(CALM.abs(CALM.subtract(candidate, value)), tolerance) <= 0
+        for candidate in candidates
     )
     return right, f"said {_shown(said.text)}" if right else f"said {_shown(said.text)}, {unlike}"
 

@@ -184,9 +184,9 @@ class BatchApi:
     # Batches, in threads
 
     def _create_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
-        wanted = parse_batch_spec(request.body)
-        window_s = window_seconds(wanted.completion_window)
-        file = _file(store, owner, wanted.input_file_id, param="input_file_id")
+        batch_spec = parse_batch_spec(request.body)
+        window_s = window_seconds(batch_spec.completion_window)
+        file = _file(store, owner, batch_spec.input_file_id, param="input_file_id")
         if file.purpose != PURPOSE:
             message = (
                 f"{file.id} has the purpose `{file.purpose}`; a batch reads one with the "
@@ -203,11 +203,11 @@ class BatchApi:
             batch_id,
             owner or "",
             now,
-            wanted.endpoint,
+            batch_spec.endpoint,
             file.id,
-            wanted.completion_window,
+            batch_spec.completion_window,
             now + window_s,
-            wanted.metadata,
+            batch_spec.metadata,
         )
         if not store.add_batch(order):  # deleted a moment ago
             raise _no_such("File", file.id, "input_file_id")
@@ -308,17 +308,17 @@ class BatchApi:
 
     async def _open(self) -> BatchStore:
         async with self._opening:
-            known = self._store
-            if known is None or await asyncio.to_thread(lambda: known.moved):
+            store = self._store
+            if store is None or await asyncio.to_thread(lambda: store.moved):
                 self._store = await asyncio.to_thread(open_store, self._store_path)
-                if known is not None:
+                if store is not None:
                     self._say(
                         f"`{self._store_path}` was deleted or replaced; batches that it "
                         "does not hold are lost"
                     )
                     self.runner.wake.set()
                     # Last: no other file has its identity while it is open.
-                    await asyncio.to_thread(known.close)
+                    await asyncio.to_thread(store.close)
             assert self._store is not None
             return BatchStore(self._store)
 
@@ -380,8 +380,8 @@ def _below(request: ServerRequest, place: str) -> str:
 
 
 def _query(request: ServerRequest) -> dict[str, str]:
-    told = parse_qs(request.target.partition(b"?")[2].decode("latin-1"))
-    return {name: values[-1] for name, values in told.items()}
+    qs = parse_qs(request.target.partition(b"?")[2].decode("latin-1"))
+    return {name: values[-1] for name, values in qs.items()}
 
 
 def _limit(asked: dict[str, str], *, default: int, most: int) -> int:

@@ -441,10 +441,10 @@ class BatchRunner:
             with self.room.path(order.input_file_id).open("rb") as file:
                 checked = check_lines(file, order.endpoint, self.gateway.complaint_of)
         except FileNotFoundError:
-            gone = LineError(
+            line_error = LineError(
                 "input_file_missing", f"the file {order.input_file_id} is missing", "input_file_id"
             )
-            checked = CheckedInput((), None, (gone,))
+            checked = CheckedInput((), None, (line_error,))
         if checked.faults:
             told = [asdict(fault) for fault in checked.faults]
             self.store.become(order.id, BatchStatus.FAILED, time.time(), errors=told)

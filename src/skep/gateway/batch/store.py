@@ -264,7 +264,7 @@ class BatchStore:
             )
             insert_all(connection, "batch_results", results, _FIRST_STAYS, batch_id=batch_id)
             sql = "DELETE FROM batch_beginnings WHERE batch_id = ? AND idx = ?"
-            connection.executemany(sql, [(batch_id, one.index) for one in results])
+            connection.executemany(sql, [(batch_id, result.index) for result in results])
 
     def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
         """In the file's order, a few at a time: all together may be larger than memory."""
