@@ -1,3 +1,3 @@
 """skep: one endpoint for a swarm of agents, on the cards you own."""
 
-__version__ = "0.1.0"
+__version__ = "0.6.0"
