@@ -22,7 +22,7 @@ from skep.units import MIB
 
 
 @contextlib.contextmanager
-def hold_lock(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
+def hold_lock(lock_path: Path, holder: str, hint: str, *lines: str) -> Iterator[None]:
     """One holder at a time, whose pid (and what it tells) is in the file; EngineError says who it
     is.
 
@@ -35,9 +35,9 @@ def hold_lock(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[Non
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             pid = os.read(descriptor, 32).decode(errors="replace").partition("\n")[0] or "unknown"
-            raise EngineError(f"{what} is already running (pid {pid})", hint=hint) from None
+            raise EngineError(f"{holder} is already running (pid {pid})", hint=hint) from None
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, "".join(f"{line}\n" for line in (os.getpid(), *told)).encode())
+        os.write(descriptor, "".join(f"{line}\n" for line in (os.getpid(), *lines)).encode())
         yield
     finally:
         os.close(descriptor)
@@ -121,8 +121,8 @@ class OutputFile(PosixPath):
                 f"{self.option} `{self}` is not a regular file", hint="name another file"
             )
         if suffixes and self.suffix not in suffixes:
-            what = f"{self.option} `{self}` ends in none of {', '.join(suffixes)}"
-            raise UserError(what, hint=f"name it {self.stem}{suffixes[0]}, for instance")
+            message = f"{self.option} `{self}` ends in none of {', '.join(suffixes)}"
+            raise UserError(message, hint=f"name it {self.stem}{suffixes[0]}, for instance")
         if self.overwrite or not _is_taken(self, runs):
             return self
         if self.named:
@@ -130,7 +130,7 @@ class OutputFile(PosixPath):
                 f"{self.option} `{self}` exists", hint="name another file, or add --overwrite"
             )
         others = (self.with_stem(f"{self.stem}-{number}") for number in count(2))
-        return next(one for one in others if not _is_taken(one, runs))
+        return next(path for path in others if not _is_taken(path, runs))
 
     def write(self, text: str, *runs: str) -> None:
         """Write a text; the last line of a page has the runs that it is about."""
@@ -142,10 +142,10 @@ def check_place(path: Path, name: str = "--output") -> None:
     is_folder = os.path.isdir(path)  # noqa: PTH112 - False also where nobody may look
     if is_folder or not os.path.isdir(path.parent):  # noqa: PTH112
         if is_folder:
-            what = "is a folder"
+            problem = "is a folder"
         else:
-            what = "lies in a folder that does not exist"
-        raise UserError(f"{name} `{path}` {what}", hint="name a file in a folder that exists")
+            problem = "lies in a folder that does not exist"
+        raise UserError(f"{name} `{path}` {problem}", hint="name a file in a folder that exists")
     # It is written as it is; its folder may be closed.
     is_device = path.exists() and not path.is_file()
     in_closed_folder = not is_device and not os.access(path.parent, os.W_OK | os.X_OK)
@@ -177,8 +177,8 @@ def open_log(path: Path, *, empty: bool = False) -> FileIO:
     make_private(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if empty else 0)
     file = FileIO(os.open(path, flags, 0o600), "ab")
-    found = os.fstat(file.fileno())
-    if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
         with contextlib.suppress(PermissionError):  # a file of another user
             os.fchmod(file.fileno(), 0o600)
     return file

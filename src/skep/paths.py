@@ -75,16 +75,16 @@ def make_private(folder: Path) -> None:
 
     One that exists keeps its mode.
     """
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
+    missing = [ancestor for ancestor in (folder, *folder.parents) if not ancestor.exists()]
+    for ancestor in reversed(missing):
+        ancestor.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_runtime(path: Path) -> None:
     """Create the runtime folder, or check that the one that is there is ours alone."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         hint = "set XDG_RUNTIME_DIR to a folder of your own, or remove it"
         raise UserError(f"the runtime folder `{path}` is not private to you", hint=hint)
 
@@ -115,6 +115,11 @@ def documentation() -> dict[str, Path]:
     """
     parent = Path(__file__).parent
     folder = next(
-        (one for one in (parent / "docs", parent.parents[1] / "docs") if one.is_dir()), parent
+        (
+            candidate
+            for candidate in (parent / "docs", parent.parents[1] / "docs")
+            if candidate.is_dir()
+        ),
+        parent,
     )
     return {page.stem: page for page in sorted(folder.glob("*.md")) if page.stem != "README"}

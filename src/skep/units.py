@@ -114,15 +114,15 @@ def parse_seconds(text: str, *, key: str = "", above: float | None = None) -> fl
 
 def parse_percent(text: str, *, key: str) -> float | None:
     """`10%` is 10.0, `off` is None."""
-    found = re.fullmatch(r"(\d++(?:\.\d++)?)\s*+%?", text.strip())
+    match = re.fullmatch(r"(\d++(?:\.\d++)?)\s*+%?", text.strip())
     if text.strip().lower() == "off":
         return None
-    if found is None or not 0 < float(found[1]) < 100:
-        shown = shortened(text, _LONGEST_SHOWN)
+    if match is None or not 0 < float(match[1]) < 100:
+        short = shortened(text, _LONGEST_SHOWN)
         raise UserError(
-            f"`{key}` = `{shown}` is not a share in percent", hint='write it as "10%", or "off"'
+            f"`{key}` = `{short}` is not a share in percent", hint='write it as "10%", or "off"'
         )
-    return float(found[1])
+    return float(match[1])
 
 
 def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
@@ -140,16 +140,16 @@ def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
 
 
 def _parse(
-    text: str, units: dict[str, float] | dict[str, int], what: str, example: str, key: str
+    text: str, units: dict[str, float] | dict[str, int], kind: str, example: str, key: str
 ) -> float:
     match = re.fullmatch(r"(\d++(?:\.\d++)?)\s*+([a-zA-Z]*+)", text.strip())
     where = f"`{key}`: " if key else ""
-    shown = shortened(text, _LONGEST_SHOWN)
+    short = shortened(text, _LONGEST_SHOWN)
     if match is None or match[2].lower() not in units:
-        raise UserError(f"{where}`{shown}` is not a {what}", hint=f"write it as {example}")
+        raise UserError(f"{where}`{short}` is not a {kind}", hint=f"write it as {example}")
     value = float(match[1]) * units[match[2].lower()]
     if value > _LARGEST:
-        raise UserError(f"{where}`{shown}` is too large a {what}", hint=f"write it as {example}")
+        raise UserError(f"{where}`{short}` is too large a {kind}", hint=f"write it as {example}")
     return value
 
 
@@ -220,8 +220,8 @@ def shortened(text: str, longest: int) -> str:
 
 def one_line(text: str | None, longest: int = 300) -> str:
     """Return one line that a terminal can be shown: engines, models and people write anything."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text or "")
-    return shortened(" ".join(shown.split()), longest)
+    printable = "".join(letter if letter.isprintable() else " " for letter in text or "")
+    return shortened(" ".join(printable.split()), longest)
 
 
 def public_url(url: str) -> str:
@@ -293,6 +293,6 @@ def parse_share(text: str, option: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        shown = shortened(text, _LONGEST_SHOWN)
-        raise UserError(f"{option} `{shown}` is not a share", hint="write it as 3%")
+        short = shortened(text, _LONGEST_SHOWN)
+        raise UserError(f"{option} `{short}` is not a share", hint="write it as 3%")
     return share

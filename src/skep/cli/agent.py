@@ -187,11 +187,11 @@ def _warn(client: Client, facts: EndpointFacts) -> None:
             f"{client.title} uses its own default"
         )
     elif facts.context < client.min_context:
-        least = (
+        need = (
             f"{client.title} needs some {client.min_context:,} for its own prompt and a "
             "conversation"
         )
-        note(f"warning: {facts.model} has {facts.context:,} tokens of context; {least}")
+        note(f"warning: {facts.model} has {facts.context:,} tokens of context; {need}")
 
 
 def _backup_words(backup: str | None) -> str:

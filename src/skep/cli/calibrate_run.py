@@ -48,18 +48,18 @@ def run_calibration(options: CalibrateOptions) -> None:
     seed = random.SystemRandom().randrange(2**31)
     with open_store(user_paths(os.environ).store) as store:
         try:
-            found = run_measuring(lambda: _calibrate(options, host, store, budget_s, seed))
-            store.append_calibration(found)
+            calibration = run_measuring(lambda: _calibrate(options, host, store, budget_s, seed))
+            store.append_calibration(calibration)
         except BaseException as error:
             discard(store, seed)
             if isinstance(error, Interrupted):
                 error.hint = "nothing was stored"
             raise
     if options.as_json:
-        print_json(calibration_json(found))
+        print_json(calibration_json(calibration))
         return
-    print_calibration(found)
-    note(f"stored as calibration {found.id}; plans for this machine use it from now on")
+    print_calibration(calibration)
+    note(f"stored as calibration {calibration.id}; plans for this machine use it from now on")
 
 
 async def _calibrate(
@@ -81,9 +81,9 @@ async def _calibrate(
     )
     with level_view() as show:
         taken = await measure(plan, endpoint, store, host, maker_for, show)
-    found, warnings = fitted_record(endpoint, described, taken, host)
+    calibration, warnings = fitted_record(endpoint, described, taken, host)
     note(*warnings)
-    return found
+    return calibration
 
 
 def _plan(
@@ -103,27 +103,27 @@ def _plan(
         )
     beyond = next((level for level in levels if capacity is not None and level > capacity), None)
     if beyond is not None:
-        what = (
+        message = (
             f"C={beyond} is beyond the {capacity} slots of `{setup.model.id}`: queueing would "
             "spoil the fit"
         )
-        raise UserError(what, hint=f"choose {capacity} at most")
+        raise UserError(message, hint=f"choose {capacity} at most")
     crowd = levels[1] if len(levels) > 1 else None
     return CalibrationPlan(crowd, budget_s, options.prompt_tokens, seed)
 
 
 def print_calibrations(*, as_json: bool) -> None:
-    here = host_key(read_host())
+    this_machine = host_key(read_host())
 
     def cells(row: CalibrationRecord) -> list[str]:
         if row.simulated:
             where = "simulated"
         else:
-            where = "here" if row.host == here else row.host
+            where = "here" if row.host == this_machine else row.host
         where += ", by a sweep" if is_sweep(row) else ""
         factors = [number(factor, digits=2) for factor in (row.decode, row.batch, row.prompt)]
-        what = [row.model, row.quant, row.engine, row.layout, row.rig]
-        return [row.id, day_and_time(row.created_at), where, *what, *factors]
+        setup = [row.model, row.quant, row.engine, row.layout, row.rig]
+        return [row.id, day_and_time(row.created_at), where, *setup, *factors]
 
     columns = "CALIBRATION|WHEN|WHERE|MODEL|QUANT|ENGINE|LAYOUT|ON|>STEPS|>FURTHER|>PROMPTS"
     none_yet = "there are no calibrations yet; `skep calibrate` makes one"
@@ -163,15 +163,15 @@ def _kept() -> list[CalibrationRecord]:
 def _named(name: str) -> CalibrationRecord:
     rows = _kept()
     if name == "last":
-        found = rows[:1]
+        records = rows[:1]
     else:
-        found = [row for row in rows if name and row.id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
+        records = [row for row in rows if name and row.id.startswith(name)]
+    if len(records) == 1:
+        return records[0]
     hint = "`skep calibrate list` shows them all"
-    if found:
+    if records:
         raise UserError(
-            f"calibration `{name}` could be {' or '.join(f'`{row.id}`' for row in found[:3])}",
+            f"calibration `{name}` could be {' or '.join(f'`{row.id}`' for row in records[:3])}",
             hint=hint,
         )
     raise UserError(

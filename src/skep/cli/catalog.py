@@ -25,8 +25,8 @@ def gpus(
     from skep.report.columns import print_records
 
     if name is not None:
-        found = device(name)
-        print_json(device_document(found)) if as_json else print_device(found)
+        gpu = device(name)
+        print_json(device_document(gpu)) if as_json else print_device(gpu)
     elif as_json:
         print_json([device_document(device) for device in devices().values()])
     else:

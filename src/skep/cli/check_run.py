@@ -58,14 +58,16 @@ def run_check(options: CheckOptions) -> None:
         note(*about_preset(checked, serve_of(checked)))
         check_cards(checked)
         summary = _measure_started(checked, plan, options, paths, rig)
-    told = tuple(checked_figure(figure, planned.get(figure), summary) for figure in figures)
+    checked_figures = tuple(
+        checked_figure(figure, planned.get(figure), summary) for figure in figures
+    )
     preset_check = PresetCheck(
         checked.name,
         checked.source,
         checked.hardware,
         summary.run_id,
         simulated=summary.simulated,
-        figures=told,
+        figures=checked_figures,
         rig=rig,
     )
     note(*shortfalls(plan, summary))
@@ -80,8 +82,8 @@ def run_check(options: CheckOptions) -> None:
 def _figures_of(checked: Preset, options: CheckOptions) -> list[Published]:
     """Return the figures of the lengths that most of them have, in order of C."""
     if not checked.published and checked.broken is not None:
-        what = f"`{checked.name}` has no published figures: its author could not start it"
-        raise UserError(what, hint=f"what was seen: {checked.broken}")
+        message = f"`{checked.name}` has no published figures: its author could not start it"
+        raise UserError(message, hint=f"what was seen: {checked.broken}")
     if not checked.published:
         raise UserError(
             f"`{checked.name}` has no published figures", hint="`skep bench sweep` measures it"
@@ -94,12 +96,14 @@ def _figures_of(checked: Preset, options: CheckOptions) -> list[Published]:
     if options.concurrency is None:
         return figures
     levels = levels_of(options.concurrency, "--concurrency")
-    known = ", ".join(str(level) for level in sorted({figure.concurrency for figure in figures}))
+    published_levels = ", ".join(
+        str(level) for level in sorted({figure.concurrency for figure in figures})
+    )
     chosen = [figure for figure in figures if figure.concurrency in levels]
     if not chosen:
         raise UserError(
             f"`{checked.name}` has no figure at C={options.concurrency}",
-            hint=f"it has some at C={known}",
+            hint=f"it has some at C={published_levels}",
         )
     return chosen
 
@@ -147,8 +151,8 @@ def _measure_started(
         except Interrupted:
             raise _interrupted(results, as_json=options.as_json) from None
     if (failure := result.failure) is not None:
-        what = f"`{checked.name}` cannot be checked, it {failure.title}: {failure.cause}"
-        raise EngineError(one_line(what, 600), hint=failure.remedy)
+        message = f"`{checked.name}` cannot be checked, it {failure.title}: {failure.cause}"
+        raise EngineError(one_line(message, 600), hint=failure.remedy)
     assert result.summary is not None
     return result.summary
 
@@ -173,6 +177,8 @@ async def _served(checked: Preset, options: CheckOptions) -> AsyncIterator[Endpo
 
 def _say_other(checked: Preset, endpoint: Endpoint, options: CheckOptions) -> None:
     if options.url is None:
-        what = f"skep is up, but {endpoint.url} does not serve the preset `{checked.name}`"
-        raise UserError(what, hint="run `skep down` first: `skep check` starts the preset itself")
+        message = f"skep is up, but {endpoint.url} does not serve the preset `{checked.name}`"
+        raise UserError(
+            message, hint="run `skep down` first: `skep check` starts the preset itself"
+        )
     note(f"warning: {endpoint.url} does not say that it serves {checked.name}")

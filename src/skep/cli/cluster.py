@@ -102,11 +102,11 @@ def status(
     """List the nodes of the cluster with their resources, what is free, and their replicas."""
     from skep.cluster.discover import ask_status
 
-    found = ask_status(address)
+    cluster_status = ask_status(address)
     if as_json:
-        print_json(found)
+        print_json(cluster_status)
     else:
-        print_nodes(found)
+        print_nodes(cluster_status)
 
 
 @command(cluster_app, "skep cluster token > token")
@@ -127,11 +127,11 @@ def stop() -> None:
         note("skep has not started Ray on this machine")
         return
     if node.is_head:
-        what = f"the head of the cluster at {node.head}"
+        role = f"the head of the cluster at {node.head}"
     else:
-        what = f"a node of the cluster at {node.head}"
+        role = f"a node of the cluster at {node.head}"
     note(
-        f"stopped: {what}"
+        f"stopped: {role}"
         + (f"; {len(killed)} of its processes had to be killed" if killed else "")
     )
 
@@ -155,9 +155,9 @@ def _tell(node: NodeRecord, *, as_json: bool) -> None:
         print_json(
             {key: value for key, value in msgspec.to_builtins(node).items() if key != "mark"}
         )
-    what = "head" if node.is_head else "node"
+    role = "head" if node.is_head else "node"
     note(
-        f"{what} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster "
+        f"{role} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster "
         "auto` serves on it"
     )
     if node.address == "127.0.0.1":

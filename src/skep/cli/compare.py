@@ -50,8 +50,8 @@ def run_compare_command(options: CompareOptions) -> int:
     if not options.anyway:
         check_lengths(run_a, run_b)
     sides = ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b)
-    found = compare(*sides)
-    if not found:
+    comparison = compare(*sides)
+    if not comparison:
         hint = "measure both with the same --concurrency"
         raise UserError(f"`{run_a.id}` and `{run_b.id}` have no level in common", hint=hint)
     differ = [f"{key} {a} and {b}" for key, (a, b) in differing((run_a, run_b)).items()]
@@ -62,8 +62,8 @@ def run_compare_command(options: CompareOptions) -> int:
             else []
         )
     )
-    note(*(f"SIMULATED: no model ran in {one.id}" for one in (run_a, run_b) if one.simulated))
-    outcome = CompareResult(found, regressions(*sides, allowed), allowed)
+    note(*(f"SIMULATED: no model ran in {run.id}" for run in (run_a, run_b) if run.simulated))
+    outcome = CompareResult(comparison, regressions(*sides, allowed), allowed)
     return tell(outcome, (run_a.id, run_b.id), as_json=options.as_json)
 
 

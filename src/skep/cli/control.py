@@ -78,10 +78,10 @@ def drain(
     """Send no new requests to a replica until `skep replica undrain`. Running requests finish."""
     answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
     if answer["busy"]:
-        left = f"; {answer['busy']} still running"
+        running = f"; {answer['busy']} still running"
     else:
-        left = " and has none running"
-    note(f"{name} gets no new requests{left}")
+        running = " and has none running"
+    note(f"{name} gets no new requests{running}")
 
 
 @command(replica_app, "skep replica undrain smollm2-135m-0")

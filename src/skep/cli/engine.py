@@ -23,11 +23,11 @@ def list_engines(as_json: JsonOption = False) -> None:
     from skep.engines.install import engine_status
     from skep.report.catalog import print_engines
 
-    found = [engine_status(name) for name in VARIABLES]
+    statuses = [engine_status(name) for name in VARIABLES]
     if as_json:
-        print_json(msgspec.to_builtins(found, enc_hook=str))
+        print_json(msgspec.to_builtins(statuses, enc_hook=str))
     else:
-        print_engines(found)
+        print_engines(statuses)
 
 
 @command(engine_app, "skep engine install vllm")

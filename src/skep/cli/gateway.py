@@ -136,10 +136,10 @@ def _asked(url: str, key_env: str | None, model: str | None) -> int:
     from skep.config.load import SLOTS_MATTER
     from skep.supervisor.remote_replica import ask_slots
 
-    found = asyncio.run(ask_slots(url, key_env, model))
-    if found is None:
+    answer = asyncio.run(ask_slots(url, key_env, model))
+    if answer is None:
         raise UserError(
             f"{url} does not say how many slots it has: name them with --slots", hint=SLOTS_MATTER
         )
-    note(f"{url}: {found[0]} slots, by {found[1]}")
-    return found[0]
+    note(f"{url}: {answer[0]} slots, by {answer[1]}")
+    return answer[0]

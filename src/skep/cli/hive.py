@@ -61,10 +61,7 @@ def up(options: ServeOptions) -> None:
             threads=options.threads is not None,
             **only_real,
         )
-        if model is None:
-            raise UserError(
-                "--simulate needs a model", hint="`skep catalog models` lists the known models"
-            )
+        _refuse_no_model(model)
         model, serve = simulated_serve(_request(options), paths, note)
     elif options.gpu:
         raise UserError(
@@ -86,8 +83,10 @@ def up(options: ServeOptions) -> None:
         from skep.deploy.resolve import refuse_toy
 
         refuse_toy(paths)
+    if options.embedded:
+        model = model or EMBEDDED_MODEL
     overrides = CliOverrides(
-        model=model or (EMBEDDED_MODEL if options.embedded else None),
+        model=model,
         served=served,
         fallback=options.fallback,
         serve=given(**serve, engine_port=options.engine_port),
@@ -103,27 +102,34 @@ def up(options: ServeOptions) -> None:
     )
 
 
+def _refuse_no_model(model: str | None) -> None:
+    if model is None:
+        raise UserError(
+            "--simulate needs a model", hint="`skep catalog models` lists the known models"
+        )
+
+
 def _request(options: ServeOptions) -> ServeRequest:
     from skep.deploy.resolve import ServeRequest
 
     return msgspec.convert(options, ServeRequest, from_attributes=True)
 
 
-def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[Serve, ...]:
+def _served(request: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[Serve, ...]:
     """What the model's name stands for, here or on the nodes of a cluster; none: the embedded
     engine serves it.
     """
     from skep.deploy.resolve import parse_gpus, serve_for
 
-    parse_gpus(wanted.gpus)
+    parse_gpus(request.gpus)
     if where is None:
-        chosen = serve_for(wanted, paths, note)
+        chosen = serve_for(request, paths, note)
         return (chosen,) if chosen is not None else ()
     from skep.cluster.discover import survey
     from skep.cluster.placement import serve_on
 
     note(f"asking the nodes of the cluster at {where.address} ...")
-    return (serve_on(wanted, survey(where.address), paths, note),)
+    return (serve_on(request, survey(where.address), paths, note),)
 
 
 def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:
@@ -162,10 +168,12 @@ def start(
     `dry_run`: say what that would be.
     """
     paths = user_paths(os.environ)
-    found = find_config(config, paths)
-    settings = load_settings(found, paths, os.environ)
+    config_file = find_config(config, paths)
+    settings = load_settings(config_file, paths, os.environ)
     overrides = replace(
-        overrides, folder=str(Path.cwd()), config=str(found.absolute()) if found else None
+        overrides,
+        folder=str(Path.cwd()),
+        config=str(config_file.absolute()) if config_file else None,
     )
     settings = overrides.apply(settings)
     if not settings.serve and not settings.upstream:
@@ -178,11 +186,11 @@ def start(
         from skep.deploy.launches import preview
         from skep.report.hive_text import print_preview
 
-        shown = preview(settings, paths)
+        launch_preview = preview(settings, paths)
         if as_json:
-            print_json(shown)
+            print_json(launch_preview)
         else:
-            print_preview(shown)
+            print_preview(launch_preview)
         return
     if settings.cluster is None:
         learn_flags(settings)
@@ -297,23 +305,24 @@ def learn_flags(settings: Settings) -> None:
 
 
 def _hear(
-    said: dict[str, str], progress: Callable[[int, int], None], message: Mapping[str, Any]
+    states: dict[str, str], progress: Callable[[int, int], None], message: Mapping[str, Any]
 ) -> None:
     for row in message.get("rows", ()):
-        _say_state(row, said)
+        _say_state(row, states)
     if "warning" in message:
         note(f"warning: {message['warning']}")
     if "done" in message:
         progress(message["done"], message["total"])
 
 
-def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
+def _say_state(row: dict[str, Any], states: dict[str, str]) -> None:
     """Print a line when a row's state has changed, with the reason if that has changed too."""
     name = row["name"]
     state = row["state"]
     why = row.get("why") or ""
-    if said.get(name) == state:
+    if states.get(name) == state:
         return
-    said[name] = state
-    told, said[f"{name} why"] = said.get(f"{name} why"), why
-    note(f"{name}: {state}" + (f" ({why})" if why and why != told else ""))
+    states[name] = state
+    last_reason = states.get(f"{name} why")
+    states[f"{name} why"] = why
+    note(f"{name}: {state}" + (f" ({why})" if why and why != last_reason else ""))

@@ -56,8 +56,8 @@ def closest(word: str) -> str | None:
     """Return the command that is most like the word."""
     import difflib
 
-    found = difflib.get_close_matches(word, [*PART_OF, *ALIASES], n=1)
-    return found[0] if found else None
+    close_words = difflib.get_close_matches(word, [*PART_OF, *ALIASES], n=1)
+    return close_words[0] if close_words else None
 
 
 def _hint_for_unknown(word: str) -> str:
@@ -157,30 +157,44 @@ def tree_of(parts: Iterable[str]) -> click.Group:
     return ROOT
 
 
+def _text_without_a_command(words: Sequence[str]) -> str | None:
+    """Return the page of help, the version or a line for the shell, if that is all asked for."""
+    asks_for_help = not words or words[0] in HELP or words == ["help", "--all"]
+    a_shell_asks_for_words = "_SKEP_COMPLETE" in os.environ
+    if asks_for_help and not a_shell_asks_for_words:
+        return help_page(everything="--all" in words)
+    if words[:1] == ["--version"]:
+        return f"skep {__version__}"
+    if words[:1] == ["--install-completion"]:
+        return completion_line(os.environ.get("SHELL", ""))
+    return None
+
+
+def _refuse_unknown(words: Sequence[str]) -> None:
+    removed = NAMES["removed"].get(" ".join(words[:2]))
+    if removed:
+        raise UserError(removed)
+    if words[0] not in PART_OF and not words[0].startswith("-"):
+        raise UserError(f"there is no command `{words[0]}`", hint=_hint_for_unknown(words[0]))
+
+
 def run(words: Sequence[str]) -> int:
     """Carry a command line out and return its exit code. Raise SkepError for what its user should
     know.
     """
     words = plain_words(words)
-    if words[:1] == ["help"] and (page := topic(words[1:])) is not None:
-        print(page)  # noqa: T201
-        return 0
     if words[:1] == ["help"] and words[1:] != ["--all"]:
-        words = [*words[1:], "--help"]
-    if not words or words[0] in HELP or words == ["help", "--all"]:
-        if "_SKEP_COMPLETE" not in os.environ:  # a shell that asks which words may follow
-            print(help_page(everything="--all" in words))  # noqa: T201
+        page = topic(words[1:])
+        if page is not None:
+            print(page)  # noqa: T201
             return 0
-    elif words[0] == "--version":
-        print(f"skep {__version__}")  # noqa: T201
+        words = [*words[1:], "--help"]
+    text = _text_without_a_command(words)
+    if text is not None:
+        print(text)  # noqa: T201
         return 0
-    elif words[0] == "--install-completion":
-        print(completion_line(os.environ.get("SHELL", "")))  # noqa: T201
-        return 0
-    elif removed := NAMES["removed"].get(" ".join(words[:2])):
-        raise UserError(removed)
-    elif words[0] not in PART_OF and not words[0].startswith("-"):
-        raise UserError(f"there is no command `{words[0]}`", hint=_hint_for_unknown(words[0]))
+    if words and words != ["help", "--all"]:
+        _refuse_unknown(words)
     if words and words[0] in PART_OF:
         parts: tuple[str, ...] = (PART_OF[words[0]],)
     else:
@@ -225,9 +239,9 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
 def main() -> int:
     _open_standard_files()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if (
-            signal.getsignal(number) is not signal.SIG_IGN
-        ):  # as `nohup` sets it: the command is to go on
+        # As `nohup` sets it: the command is to go on.
+        is_ignored = signal.getsignal(number) is signal.SIG_IGN
+        if not is_ignored:
             signal.signal(number, _leave)
     try:
         return run(sys.argv[1:])

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +43,31 @@ def pull_model(source: str, *, as_json: bool) -> None:
 
     # The bank of tasks; fetched with the first use as well.
     fetch = pull_humaneval if source == HUMANEVAL else pull
-    known = source == HUMANEVAL or "/" in source or find_pullable(source) is not None
-    if not known and find_geometry(source) is not None:
+    is_source = source == HUMANEVAL or "/" in source or find_pullable(source) is not None
+    if not is_source and find_geometry(source) is not None:
         from skep.deploy.resolve import checkpoint_to_pull
 
         source = checkpoint_to_pull(source, user_paths(os.environ))
-    said: list[str] = []
+    notes: list[str] = []
 
     def waiting() -> None:
-        if not said:
-            said.append("another process is fetching it; waiting")
-            note(*said)
+        if not notes:
+            notes.append("another process is fetching it; waiting")
+            note(*notes)
 
     with byte_progress(f"fetching {source}") as progress:
-        found = fetch(
+        pulled = fetch(
             source, cache_dir=user_paths(os.environ).cache, progress=progress, waiting=waiting
         )
     if as_json:
-        print_json({**msgspec.structs.asdict(found), "path": str(found.path)})
+        print_json({**msgspec.structs.asdict(pulled), "path": str(pulled.path)})
         return
-    if found.already_there:
+    if pulled.already_there:
         how = "is already in the cache"
     else:
         how = "downloaded and verified"
-    note(f"{found.name} {how}: {format_bytes(found.bytes)}")
-    print(found.path)  # noqa: T201
+    note(f"{pulled.name} {how}: {format_bytes(pulled.bytes)}")
+    print(pulled.path)  # noqa: T201
 
 
 def run_demo(output: OutputFile) -> None:
@@ -98,8 +99,12 @@ def run_demo(output: OutputFile) -> None:
             "SIMULATED 2x RTX 3090"
         )
         with byte_progress("fetching the weights") as progress:
-            hear = lambda told: progress(told["done"], told["total"]) if "done" in told else None  # noqa: E731
-            ready = start_detached(settings, paths, env, hear, parent_fd=alive_read)
+
+            def show_progress(message: Mapping[str, Any]) -> None:
+                if "done" in message:
+                    progress(message["done"], message["total"])
+
+            ready = start_detached(settings, paths, env, show_progress, parent_fd=alive_read)
         engines = [row["url"] for row in ready["replicas"] if row["simulated"]]
         key = replica_key(engines[0], paths)
         store = user_paths(os.environ).store
@@ -128,8 +133,8 @@ def run_doctor(url: str | None, key_env: str | None, model: str | None, *, as_js
     if url is not None:
         about, findings = _examine_server(EndpointOptions(url=url, model=model, key_env=key_env))
     elif key_env is not None or model is not None:
-        what = "--key-env" if key_env is not None else "--model"
-        raise UserError(f"{what} is of a server", hint="name it with --url")
+        option = "--key-env" if key_env is not None else "--model"
+        raise UserError(f"{option} is of a server", hint="name it with --url")
     else:
         facts, findings = examine_here(user_paths(os.environ))
         about = {"host": host_json(facts)}
@@ -181,13 +186,13 @@ def store_info(*, as_json: bool) -> None:
         print_json(document)
         return
     size = format_bytes(document["bytes"])
-    kept = (
+    contents = (
         f"{document['runs']} runs, {document['requests']} requests, "
         f"{document['gateway_requests']} gateway requests"
     )
     swarm = f"{document['swarm_runs']} swarm runs, {document['swarm_tasks']} tasks"
     tuned = f"{document['tunings']} tunings, {document['tuning_stages']} stages"
-    print(f"{document['path']}: {size}, {kept}, {swarm}, {tuned}")  # noqa: T201
+    print(f"{document['path']}: {size}, {contents}, {swarm}, {tuned}")  # noqa: T201
 
 
 def store_backup(to: Path, *, overwrite: bool) -> None:
@@ -202,7 +207,7 @@ def collect_garbage(older_than: str | None, *, dry_run: bool, as_json: bool) -> 
         before = None
     else:
         before = time.time() - parse_seconds(older_than)
-    gone: dict[str, Any] = {
+    deleted: dict[str, Any] = {
         "runs": [],
         "swarm_runs": [],
         "tunings": [],
@@ -213,24 +218,25 @@ def collect_garbage(older_than: str | None, *, dry_run: bool, as_json: bool) -> 
     if paths.store.exists():
         size = paths.store.stat().st_size
         with open_store(paths.store) as store:
-            gone = _old(store, paths, before)
+            deleted = _old(store, paths, before)
             if not dry_run:
-                _delete(store, paths, before, gone)
+                _delete(store, paths, before, deleted)
         freed = max(0, size - paths.store.stat().st_size)
     if as_json:
-        print_json({"dry_run": dry_run, **gone, "freed_bytes": freed})
+        print_json({"dry_run": dry_run, **deleted, "freed_bytes": freed})
         return
-    counts = {kind: len(gone[kind]) for kind in ("runs", "swarm_runs", "tunings")}
+    counts = {kind: len(deleted[kind]) for kind in ("runs", "swarm_runs", "tunings")}
     kinds = ", ".join(
         f"{count} {kind.replace('_', ' ')}"
         for kind, count in counts.items()
         if count or kind == "runs"
     )
-    what = (
-        f"{kinds}, {gone['gateway_requests']} gateway requests and {gone['samples']} probe samples"
+    summary = (
+        f"{kinds}, {deleted['gateway_requests']} gateway requests "
+        f"and {deleted['samples']} probe samples"
     )
-    note(f"{'would delete' if dry_run else 'deleted'} {what}: {format_bytes(freed)}")
-    for name in (name for kind in counts for name in gone[kind]):
+    note(f"{'would delete' if dry_run else 'deleted'} {summary}: {format_bytes(freed)}")
+    for name in (name for kind in counts for name in deleted[kind]):
         print(name)  # noqa: T201
 
 
@@ -275,13 +281,13 @@ def _whole_days(before: float) -> float:
     return min(before, time.time() - SAMPLES_KEPT_S) // DAY_S * DAY_S
 
 
-def _delete(store: Store, paths: Paths, before: float | None, gone: dict[str, Any]) -> None:
+def _delete(store: Store, paths: Paths, before: float | None, deleted: dict[str, Any]) -> None:
     if before is not None:
-        gone["gateway_requests"] = store.delete_gateway_requests(before)
-        gone["samples"] = SeriesStore(store).delete_samples(_whole_days(before))
-    store.delete_runs(gone["runs"])
-    SwarmStore(store).delete(gone["swarm_runs"])
-    TuningStore(store).delete(gone["tunings"])
-    for run_id in gone["swarm_runs"]:
+        deleted["gateway_requests"] = store.delete_gateway_requests(before)
+        deleted["samples"] = SeriesStore(store).delete_samples(_whole_days(before))
+    store.delete_runs(deleted["runs"])
+    SwarmStore(store).delete(deleted["swarm_runs"])
+    TuningStore(store).delete(deleted["tunings"])
+    for run_id in deleted["swarm_runs"]:
         lock_path(paths, run_id).unlink(missing_ok=True)
     store.vacuum()

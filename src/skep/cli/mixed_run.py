@@ -192,10 +192,10 @@ class ModelSwitch:
     def load_alone(self, model: str) -> None:
         if model not in self._before:
             return
-        for other, loaded in loaded_models().items():
-            if other in self._before and other != model and loaded:
-                note(f"unloading {other}")
-                ask_hive({"op": "unload", "model": other, "wait": True}, None)
+        for loaded_model, loaded in loaded_models().items():
+            if loaded_model in self._before and loaded_model != model and loaded:
+                note(f"unloading {loaded_model}")
+                ask_hive({"op": "unload", "model": loaded_model, "wait": True}, None)
         note(f"loading {model}")
         began_s = time.monotonic()
         ask_hive({"op": "load", "model": model, "wait": True}, None)

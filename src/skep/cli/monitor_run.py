@@ -52,14 +52,14 @@ def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) 
     now = time.time()
     moment = None if at is None else moment_of(at, now, option="--at")
     with series_to_write() as series:
-        event, found = store_note(series, text, target, now, moment)
+        event, effects = store_note(series, text, target, now, moment)
     if as_json:
-        print_json({"event": msgspec.to_builtins(event), "around": found})
+        print_json({"event": msgspec.to_builtins(event), "around": effects})
         return
     note(f"recorded for {target or 'all targets'} at {day_and_time(event.at)}")
-    for one in found:
-        print(f"{one['series']}: {one['sentence']}")  # noqa: T201
-    if not found:
+    for effect in effects:
+        print(f"{effect['series']}: {effect['sentence']}")  # noqa: T201
+    if not effects:
         note("skep compares before and after once new probes have run: see `skep monitor status`")
 
 
@@ -124,16 +124,16 @@ def show_status(*, as_json: bool) -> None:
     now = time.time()
     pid = _loop_pid()
     with series_to_read() as series:
-        found = monitor_status(series, now)
+        status = monitor_status(series, now)
     if as_json:
-        print_json({**found.document(), "loop": {"running": pid is not None, "pid": pid}})
+        print_json({**status.document(), "loop": {"running": pid is not None, "pid": pid}})
         return
-    if not found.targets:
+    if not status.targets:
         note(f"there are no targets; {NOTHING_YET}")
         return
-    print("".join(f"{headline.line}\n" for headline in found.headlines), end="")  # noqa: T201
-    print_records(status_columns(now, running=pid is not None), found.targets)
-    note(*found.sentences())
+    print("".join(f"{headline.line}\n" for headline in status.headlines), end="")  # noqa: T201
+    print_records(status_columns(now, running=pid is not None), status.targets)
+    note(*status.sentences())
     if pid is None:
         note("the loop is not running: `skep monitor run` or `skep up` starts it")
 
@@ -163,7 +163,7 @@ def check_now(*, as_json: bool) -> None:
     if as_json:
         print_json(document)
     elif wrong:
-        print("\n".join(one["message"] for one in wrong))  # noqa: T201
+        print("\n".join(alert["message"] for alert in wrong))  # noqa: T201
     else:
         note("no problems found")
     if wrong:
@@ -174,21 +174,23 @@ def check_now(*, as_json: bool) -> None:
 
 def add_target(options: AddTargetOptions) -> None:
     """Store a target. Without `--url`, it is this installation's gateway."""
-    own = options.url is None
+    is_own_target = options.url is None
     check = not options.no_check
     with series_to_write() as series:
-        found = store_target(
-            series, _target_of(options), os.environ, time.time(), own=own, check=check
+        target = store_target(
+            series, _target_of(options), os.environ, time.time(), own=is_own_target, check=check
         )
     running = _loop_pid() is not None or bool(_hive("monitor").get("running"))
     if options.as_json:
-        print_json({**msgspec.to_builtins(found.target), "about": found.about, "probing": running})
+        print_json(
+            {**msgspec.to_builtins(target.target), "about": target.about, "probing": running}
+        )
         return
     if running:
         start = "the first probe begins soon"
     else:
         start = "`skep monitor run` or the next `skep up` starts probing"
-    note(*found.sentences(), f"{start}; `skep monitor status` shows it")
+    note(*target.sentences(), f"{start}; `skep monitor status` shows it")
 
 
 def _target_of(options: AddTargetOptions) -> ProbeTarget:
@@ -213,10 +215,10 @@ def _target_of(options: AddTargetOptions) -> ProbeTarget:
 
 def list_targets(*, everyone: bool, as_json: bool) -> None:
     with series_to_read() as series:
-        found = series.targets(removed=everyone)
+        targets = series.targets(removed=everyone)
     none_yet = f"there are no targets; {NOTHING_YET}"
     print_list(
-        found,
+        targets,
         partial(print_records, TARGETS),
         msgspec.to_builtins,
         as_json=as_json,

@@ -49,12 +49,12 @@ class About:
     hidden: bool = False
 
 
-def option(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as click calls it
-    return About(help, names, **more)
+def option(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002 - as click calls it
+    return About(help, names, **settings)
 
 
-def argument(help: str, **more: Any) -> Any:  # noqa: A002 - as click calls it
-    return About(help, is_argument=True, **more)
+def argument(help: str, **settings: Any) -> Any:  # noqa: A002 - as click calls it
+    return About(help, is_argument=True, **settings)
 
 
 def command(
@@ -69,7 +69,9 @@ def command(
 
     def add(function: F) -> F:
         hints = get_type_hints(function, include_extras=True)
-        taken = {name: one.default for name, one in signature(function).parameters.items()}
+        taken = {
+            name: parameter.default for name, parameter in signature(function).parameters.items()
+        }
         params: list[click.Parameter] = []
         for key, default in taken.items():
             if is_dataclass(hints[key]):
@@ -84,10 +86,10 @@ def command(
         }
         if files and "overwrite" not in [param.name for param in params]:
             named = " or ".join(f"{file.opts[-1]}" for file in files.values())
-            asked = Annotated[
+            overwrite = Annotated[
                 bool, option(f"Replace the {named} file if it exists.", "--overwrite")
             ]
-            params.append(_parameter("overwrite", asked, default=False))
+            params.append(_parameter("overwrite", overwrite, default=False))
             params[-1].panel = getattr(next(iter(files.values())), "panel", None)  # type: ignore[attr-defined]
 
         def run(**given: Any) -> Any:
@@ -96,18 +98,20 @@ def command(
                     click.get_current_context().get_parameter_source(key)
                     is not ParameterSource.DEFAULT
                 )
-                own = {
+                file_options = {
                     "option": files[key].opts[-1],
                     "named": typed,
                     "overwrite": given["overwrite"],
                 }
-                vars(given[key]).update(own)
+                vars(given[key]).update(file_options)
             values = {key: _value(key, hints[key], given) for key in taken}
             return (function if runs is None else implementation(runs))(**values)
 
-        own = name or function.__name__.replace("_", "-")
+        command_name = name or function.__name__.replace("_", "-")
         about = _help_text(function)
-        group.add_command(PlainCommand(own, None, run, params, about, f"Example: {example}"))
+        group.add_command(
+            PlainCommand(command_name, None, run, params, about, f"Example: {example}")
+        )
         return function
 
     return add
@@ -124,8 +128,10 @@ def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:
         return click.get_current_context()
     if not is_dataclass(kind):
         return given[name]
-    made: Any = kind
-    return made(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
+    options_class: Any = kind
+    return options_class(
+        **{field.name: given[field.name] for field in fields(kind) if field.name in given}
+    )
 
 
 def _fields_as_parameters(kind: Any) -> Iterator[click.Parameter]:
@@ -145,9 +151,9 @@ def _fields_as_parameters(kind: Any) -> Iterator[click.Parameter]:
                 default = Parameter.empty
             else:
                 default = field.default
-            made = _parameter(field.name, hints[field.name], default)
-            made.panel = panels.get(field.name)  # type: ignore[attr-defined]
-            yield made
+            parameter = _parameter(field.name, hints[field.name], default)
+            parameter.panel = panels.get(field.name)  # type: ignore[attr-defined]
+            yield parameter
 
 
 _METAVARS = {int: "N", float: "X", Path: "FILE", OutputFile: "FILE", str: "TEXT"}
@@ -156,33 +162,36 @@ _METAVARS = {int: "N", float: "X", Path: "FILE", OutputFile: "FILE", str: "TEXT"
 def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     inner, about = get_args(hint)
     kind = next(
-        one
-        for one in (get_args(inner) if isinstance(inner, UnionType) else (inner,))
-        if one is not NoneType
+        part
+        for part in (get_args(inner) if isinstance(inner, UnionType) else (inner,))
+        if part is not NoneType
     )
     several = get_origin(kind) is tuple
     kind = get_args(kind)[0] if several else kind
-    more: dict[str, Any] = {"required": default is Parameter.empty, "type": _type_of(kind, about)}
+    settings: dict[str, Any] = {
+        "required": default is Parameter.empty,
+        "type": _type_of(kind, about),
+    }
     if default is not Parameter.empty and not several:
-        more["default"] = default
+        settings["default"] = default
     if about.is_argument:
-        more |= {"nargs": -1} if several else {}
-        argument = click.Argument([name], metavar=about.metavar, **more)
+        settings |= {"nargs": -1} if several else {}
+        argument = click.Argument([name], metavar=about.metavar, **settings)
         argument.about = about.help  # type: ignore[attr-defined]
         return argument
     names = about.names or (f"--{name.replace('_', '-')}",)
     if kind is bool:
-        return click.Option([*names, name], is_flag=True, help=about.help, **more)
-    shown = default not in (None, Parameter.empty, (), "")
+        return click.Option([*names, name], is_flag=True, help=about.help, **settings)
+    shows_default = default not in (None, Parameter.empty, (), "")
     metavar = about.metavar or _METAVARS[kind]
     return click.Option(
         [*names, name],
         metavar=metavar,
         multiple=several,
-        show_default=shown,
+        show_default=shows_default,
         help=about.help,
         hidden=about.hidden,
-        **more,
+        **settings,
     )
 
 
@@ -197,11 +206,13 @@ def _type_of(kind: Any, about: About) -> Any:
 class _Number(click.ParamType[Any]):
     """A number within limits."""
 
-    def __init__(self, kind: type[int | float], least: float | None, most: float | None) -> None:
+    def __init__(
+        self, kind: type[int | float], lowest: float | None, highest: float | None
+    ) -> None:
         self.name = "number"
         self._kind = kind
-        self._least = least
-        self._most = most
+        self._lowest = lowest
+        self._highest = highest
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -210,12 +221,14 @@ class _Number(click.ParamType[Any]):
             self.fail(
                 f"`{value}` should be a {'whole ' if self._kind is int else ''}number", param, ctx
             )
-        least = -inf if self._least is None else self._least
-        most = inf if self._most is None else self._most
-        if not least <= number <= most or number in (-inf, inf):
-            limits = [f"at least {least:g}"] * (least > -inf) + [f"at most {most:g}"] * (
-                most < inf
-            )
+        lowest = -inf if self._lowest is None else self._lowest
+        highest = inf if self._highest is None else self._highest
+        if not lowest <= number <= highest or number in (-inf, inf):
+            limits = []
+            if lowest > -inf:
+                limits.append(f"at least {lowest:g}")
+            if highest < inf:
+                limits.append(f"at most {highest:g}")
             self.fail(
                 f"`{value}` should be {' and '.join(limits) or 'a finite number'}", param, ctx
             )
@@ -225,8 +238,8 @@ class _Number(click.ParamType[Any]):
 def implementation(path: str) -> Callable[..., Any]:
     """Return "MODULE.FUNCTION" of `skep.cli`, imported now."""
     module, _, name = path.partition(".")
-    found: Callable[..., Any] = getattr(import_module(f"skep.cli.{module}"), name)
-    return found
+    function: Callable[..., Any] = getattr(import_module(f"skep.cli.{module}"), name)
+    return function
 
 
 class PlainGroup(click.Group):
@@ -239,8 +252,8 @@ class PlainGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         lines = [
-            (name, (one.help or "").split(". ")[0].split("\n\n")[0])
-            for name, one in self.commands.items()
+            (name, (command.help or "").split(". ")[0].split("\n\n")[0])
+            for name, command in self.commands.items()
         ]
         with formatter.section("Commands"):
             formatter.write_dl(
@@ -289,9 +302,9 @@ class PlainCommand(click.Command):
                     default = f"  [default: {param.default}]"
                 else:
                     default = ""
-                more = "  [required]" if param.required else default
+                suffix = "  [required]" if param.required else default
                 panels["Arguments"].append(
-                    (param.human_readable_name, f"{getattr(param, 'about', '')}{more}")
+                    (param.human_readable_name, f"{getattr(param, 'about', '')}{suffix}")
                 )
             elif (record := param.get_help_record(ctx)) is not None:
                 panels.setdefault(getattr(param, "panel", None) or "Options", []).append(record)
@@ -304,13 +317,13 @@ class PlainCommand(click.Command):
 def group(name: str, help: str, *, default: str | None = None) -> click.Group:  # noqa: A002 - as click calls it
     """Return a group of commands. `default`: the command that is meant where none is named."""
     if default is None:
-        made = PlainGroup(name, help=help)
+        part = PlainGroup(name, help=help)
     else:
-        made = GroupWithDefault(name, help=help)
-    if isinstance(made, GroupWithDefault):
-        made.default = default or ""
-    ROOT.add_command(made)
-    return made
+        part = GroupWithDefault(name, help=help)
+    if isinstance(part, GroupWithDefault):
+        part.default = default or ""
+    ROOT.add_command(part)
+    return part
 
 
 # The options that many commands share

@@ -134,18 +134,18 @@ def plan(
         return
     if html is not None:
         html.checked()
-    found = _answer(options, user_paths(os.environ))
+    answer = _answer(options, user_paths(os.environ))
     if as_json:
-        print_json(document(found))
-    error = nothing_fits(found)
+        print_json(document(answer))
+    error = nothing_fits(answer)
     if error is not None:
         raise error
     from skep.report.plan import plan_page, print_plan
 
     if not as_json:
-        print_plan(found, more=more, commands=commands)
+        print_plan(answer, more=more, commands=commands)
     if html is not None:
-        html.write(plan_page(document(found)))
+        html.write(plan_page(document(answer)))
         note(f"wrote {html}")
 
 
@@ -182,12 +182,14 @@ def _formats(options: PlanOptions, *, as_json: bool, alone: bool) -> None:
     paths = user_paths(os.environ)
     preset = find_preset(options.model, presets_folder(paths))
     if preset is not None:
-        what = f"--formats plans a model, and `{preset.name}` is a preset with a format of its own"
-        raise UserError(what, hint=f"skep plan {preset.model} --formats")
+        message = (
+            f"--formats plans a model, and `{preset.name}` is a preset with a format of its own"
+        )
+        raise UserError(message, hint=f"skep plan {preset.model} --formats")
     flags = PlanFlags(**{**asdict(options), "agents": options.agents or AGENTS})
     with count_progress("formats planned") as advance:
-        found = answer_formats(flags, paths.store, advance)
+        answer = answer_formats(flags, paths.store, advance)
     if as_json:
-        print_json(to_builtins(found))
+        print_json(to_builtins(answer))
     else:
-        print_formats(found)
+        print_formats(answer)

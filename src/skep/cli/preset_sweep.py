@@ -97,9 +97,9 @@ def _measured_until(
 
 
 def _left_words(presets: Sequence[Preset], results: Sequence[MeasuredPreset]) -> str:
-    left = len(presets) - sum(not result.interrupted for result in results)
-    verb = "is" if left == 1 else "are"
-    return f"stopped, {left} of {presets_words(len(presets))} {verb} not measured to the end"
+    unmeasured = len(presets) - sum(not result.interrupted for result in results)
+    verb = "is" if unmeasured == 1 else "are"
+    return f"stopped, {unmeasured} of {presets_words(len(presets))} {verb} not measured to the end"
 
 
 def presets_of(names: Sequence[str], paths: Paths) -> list[Preset]:

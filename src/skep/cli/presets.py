@@ -35,12 +35,14 @@ def list_presets(
     from skep.report.columns import print_records
 
     presets = read_presets(_folder())
-    known = sorted({**shipped_presets(), **presets.presets}.values(), key=lambda found: found.name)
-    known = [found for found in known if everything or not found.history]
+    listed = sorted(
+        {**shipped_presets(), **presets.presets}.values(), key=lambda preset: preset.name
+    )
+    listed = [preset for preset in listed if everything or not preset.history]
     if as_json:
-        print_json([preset_row(found) for found in known])
+        print_json([preset_row(preset) for preset in listed])
     else:
-        print_records(LIST, known)
+        print_records(LIST, listed)
     for error in presets.broken:
         note(f"left out: {error.message}")
 
@@ -51,11 +53,11 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     from skep.config.presets import preset
     from skep.report.catalog import preset_document, preset_text
 
-    found = preset(name, _folder())
+    named_preset = preset(name, _folder())
     if as_json:
-        print_json(preset_document(found))
+        print_json(preset_document(named_preset))
     else:
-        print(preset_text(found))  # noqa: T201
+        print(preset_text(named_preset))  # noqa: T201
 
 
 @command(presets_app, "skep presets check ./my-27b.toml")

@@ -47,10 +47,10 @@ def write_reports(run: Sequence[str], output: OutputFile) -> None:
         text = drawn(store, runs)
     output.write(text, *(run.id for run in runs))
     if len(runs) == 1:
-        what = f"{runs[0].id} ({runs[0].state.value})"
+        latest = f"{runs[0].id} ({runs[0].state.value})"
     else:
-        what = f"{len(runs)} runs"
-    note(f"{what} written to {output}")
+        latest = f"{len(runs)} runs"
+    note(f"{latest} written to {output}")
 
 
 def _runs(limit: int) -> list[tuple[StoredRun, int]]:
@@ -75,8 +75,8 @@ def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
         levels = "search"  # in old stores
     if run.config.get("finds_knee"):
         levels = "auto"
-    what = [run.kind, run.state.value, run.model, levels, run.requests, run.url]
-    return [run.id, day_and_time(run.created_at), *what, ", ".join(filter(None, notes))]
+    facts = [run.kind, run.state.value, run.model, levels, run.requests, run.url]
+    return [run.id, day_and_time(run.created_at), *facts, ", ".join(filter(None, notes))]
 
 
 FORMATS = ("markdown", "csv", "json")
@@ -100,18 +100,20 @@ def run_export_command(
     if output is not None:
         output.checked()
     with existing() as store:
-        found, summary, rows = load_run(store, run)
-        verdicts = store.verdicts(found.id)
-        if found.kind == MIXED and not requests:
-            mixed = load_mixed(store, found)
+        stored_run, summary, rows = load_run(store, run)
+        verdicts = store.verdicts(stored_run.id)
+        if stored_run.kind == MIXED and not requests:
+            mixed = load_mixed(store, stored_run)
         else:
             mixed = None
-    if found.kind == QUALITY and not requests:
+    if stored_run.kind == QUALITY and not requests:
         hint = (
-            f"`skep runs report {found.id}` has the figures; --requests --format csv has every "
-            "request and verdict"
+            f"`skep runs report {stored_run.id}` has the figures; "
+            "--requests --format csv has every request and verdict"
         )
-        raise UserError(f"run `{found.id}` ({found.kind}) measures answers, not speed", hint=hint)
+        raise UserError(
+            f"run `{stored_run.id}` ({stored_run.kind}) measures answers, not speed", hint=hint
+        )
     if requests:
         text = requests_text(rows, verdicts, form, with_texts=answers)
     elif mixed is not None:
@@ -119,9 +121,9 @@ def run_export_command(
 
         text = mixed_text(mixed, form)
     else:
-        text = levels_text(found, summary, form)
+        text = levels_text(stored_run, summary, form)
     if output is None:
         sys.stdout.write(text)
     else:
         output.write(text)
-        note(f"{found.id} written to {output}")
+        note(f"{stored_run.id} written to {output}")

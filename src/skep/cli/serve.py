@@ -174,13 +174,13 @@ def down(
     paths = user_paths(os.environ)
     drain_s = None if wait is None else parse_seconds(wait)
     try:
-        left = ask_down(socket_of(paths.lock, paths.socket), drain_s)
+        leftovers = ask_down(socket_of(paths.lock, paths.socket), drain_s)
     except (NotRunning, NoAnswer):
         limit_s = STOP_S + (Settings(serve=()).drain_s if drain_s is None else drain_s)
         if not end_silent_hive(paths, limit_s, note):
             raise
-        left = []
-    note(*(f"warning: {what}" for what in left))
+        leftovers = []
+    note(*(f"warning: {leftover}" for leftover in leftovers))
     note("skep is down")
 
 
@@ -229,11 +229,11 @@ def show_log(paths: Paths, name: str | None, lines: int, *, follow: bool) -> Non
     from skep.supervisor.control import read_all_logs, read_log
 
     if name is None:
-        every = read_all_logs(paths, lines, follow=follow)
+        chunks = read_all_logs(paths, lines, follow=follow)
     else:
-        every = read_log(paths, name, lines, follow=follow)
+        chunks = read_log(paths, name, lines, follow=follow)
     try:
-        for data in every:
+        for data in chunks:
             sys.stdout.buffer.write(data)
             sys.stdout.flush()
     except KeyboardInterrupt:

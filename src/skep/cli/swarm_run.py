@@ -25,7 +25,14 @@ from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document
-from skep.swarm.ask_split import MOST_PLANNED, GoalSplit, find_sources, plan_goal, split_goal
+from skep.swarm.ask_split import (
+    MOST_PLANNED,
+    GoalSplit,
+    Sources,
+    find_sources,
+    plan_goal,
+    split_goal,
+)
 from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task
 from skep.swarm.results_file import ResultsFile
 from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
@@ -47,8 +54,8 @@ def tasks_of(options: TaskRunOptions) -> list[Task]:
         raise UserError(
             "there are no tasks", hint="name a file of tasks, or `-` for stdin: docs/swarm.md"
         )
-    told = _taken(options, "template system max_tokens temperature")
-    return read_tasks(options.tasks, schema=schema, **told)
+    defaults = _taken(options, "template system max_tokens temperature")
+    return read_tasks(options.tasks, schema=schema, **defaults)
 
 
 def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | None) -> list[Task]:
@@ -58,14 +65,14 @@ def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | N
         for name, value in _taken(options, "tasks template system").items()
         if value is not None
     ]:
-        what = "TASKS" if beside[0] == "tasks" else f"--{beside[0]}"
+        source = "TASKS" if beside[0] == "tasks" else f"--{beside[0]}"
         raise UserError(
-            f"{what} does not go with --failed-of", hint="those tasks are already stored"
+            f"{source} does not go with --failed-of", hint="those tasks are already stored"
         )
     with journal() as swarm:
         tasks = failed_tasks(swarm, name)
-    wanted = {"schema": schema, **_taken(options, "max_tokens temperature")}
-    changed = {name: value for name, value in wanted.items() if value is not None}
+    overrides = {"schema": schema, **_taken(options, "max_tokens temperature")}
+    changed = {name: value for name, value in overrides.items() if value is not None}
     return [replace(task, **changed) for task in tasks]
 
 
@@ -84,10 +91,10 @@ def output_path(options: TaskRunOptions, source: Path | None) -> Path | None:
     return source.absolute().with_name(f"{stem}.results.jsonl")
 
 
-def _order_of(options: SwarmOptions, **more: Any) -> SwarmRunOptions:
-    more["timeout_s"] = parse_positive_seconds(options.timeout, "--timeout", "10m")
-    more["deadline_s"] = parse_positive_seconds(options.deadline, "--deadline", "10m")
-    return SwarmRunOptions(**_taken(options, "agents tries key_env"), **more)
+def _order_of(options: SwarmOptions, **settings: Any) -> SwarmRunOptions:
+    settings["timeout_s"] = parse_positive_seconds(options.timeout, "--timeout", "10m")
+    settings["deadline_s"] = parse_positive_seconds(options.deadline, "--deadline", "10m")
+    return SwarmRunOptions(**_taken(options, "agents tries key_env"), **settings)
 
 
 def _taken(options: SwarmOptions, names: str) -> dict[str, Any]:
@@ -115,8 +122,8 @@ def run_tasks(options: TaskRunOptions) -> int:
             f"--priority `{options.priority}` is unknown",
             hint="choose interactive, normal or batch",
         )
-    own = _taken(options, "priority max_tokens")
-    order = _order_of(options, **own, output=None if output is None else str(output))
+    limits = _taken(options, "priority max_tokens")
+    order = _order_of(options, **limits, output=None if output is None else str(output))
     key = options.key()
     if as_json and output is None and not options.dry_run:
         raise UserError(
@@ -159,8 +166,8 @@ def resume_run(
         note(f"{run.id} has ended already: {counts.done} tasks done, {counts.failed} failed")
     else:
         results = f", results in {file}" if file is not None else ""
-        left = f"{counts.left} of {counts.total} tasks left"
-        note(f"{run.id} of {day_and_time(run.created_at)}, {run.name}: {left}{results}")
+        remaining = f"{counts.left} of {counts.total} tasks left"
+        note(f"{run.id} of {day_and_time(run.created_at)}, {run.name}: {remaining}{results}")
     target = EndpointOptions(url=url or run.url, model=model, key_env=run.config.get("key_env"))
     key = target.key() if counts.left else None
     code = carry_out_here(run.id, target=target, key=key, as_json=as_json and run.kind == "map")
@@ -214,6 +221,33 @@ def _show_dry(
     print_json(document["first"])
 
 
+async def _split(
+    options: AskOptions, goal: str, sources: Sources | None, timeout_s: float
+) -> tuple[GoalSplit, str | None]:
+    """Split the goal into tasks, by the model or by rule; return the model's name with them."""
+    if sources is None:
+        endpoint = await options.find()
+        task_limit = MOST_PLANNED if options.agents is None else min(options.agents, MOST_PLANNED)
+        split = await plan_goal(
+            goal,
+            endpoint,
+            most=task_limit,
+            max_tokens=options.max_tokens,
+            timeout_s=timeout_s,
+            say=note,
+        )
+        return split, endpoint.model
+    if options.by_model:
+        target: Endpoint | None = await options.find()
+    else:
+        target, down = await _found(options)
+        if down is not None:
+            note(f"{down}; skep waits for it")
+    split_options = _taken(options, "by_model chunk_tokens max_tokens")
+    split = await split_goal(goal, sources, target, **split_options, timeout_s=timeout_s, say=note)
+    return split, options.model if target is None else target.model
+
+
 def run_ask(options: AskOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
     goal = options.goal.strip()
@@ -235,29 +269,7 @@ def run_ask(options: AskOptions) -> int:
         sources = None
     left_out = () if sources is None else sources.left_out
     note(*(f"left out of {len(left_out)}: {name} ({why})" for name, why in left_out[:5]))
-
-    async def prepared() -> tuple[GoalSplit, str | None]:
-        """A plan has to be had before the tasks run."""
-        if sources is None:
-            endpoint = await options.find()
-            if options.agents is None:
-                most = MOST_PLANNED
-            else:
-                most = min(options.agents, MOST_PLANNED)
-            tokens = options.max_tokens
-            within_s = order.timeout_s
-            split = await plan_goal(
-                goal, endpoint, most=most, max_tokens=tokens, timeout_s=within_s, say=note
-            )
-            return split, endpoint.model
-        found, down = (await options.find(), None) if options.by_model else await _found(options)
-        if down is not None:
-            note(f"{down}; skep waits for it")
-        told = _taken(options, "by_model chunk_tokens max_tokens")
-        split = await split_goal(goal, sources, found, **told, timeout_s=order.timeout_s, say=note)
-        return split, options.model if found is None else found.model
-
-    split, model = _before_sending(prepared)
+    split, model = _before_sending(lambda: _split(options, goal, sources, order.timeout_s))
     note(*split_lines(split, merge=options.merge))
     plan = plan_document(goal, split, merge=options.merge)
     if options.dry_run:
@@ -292,9 +304,15 @@ def give_answer(run_id: str, *, as_json: bool) -> None:
         note(f"the answer is in {ask['answer']}")
     if as_json:
         counts = {"tasks": run.counts.total, "done": run.counts.done, "failed": run.counts.failed}
-        told = {"answer": answer.text, "notes": answer.notes, "complete": answer.complete}
+        document = {"answer": answer.text, "notes": answer.notes, "complete": answer.complete}
         print_json(
-            {"run": run.id, "goal": ask.get("goal"), **told, **counts, "output": ask.get("answer")}
+            {
+                "run": run.id,
+                "goal": ask.get("goal"),
+                **document,
+                **counts,
+                "output": ask.get("answer"),
+            }
         )
     elif not ask.get("answer"):
         sys.stdout.write(text)

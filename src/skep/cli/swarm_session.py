@@ -63,14 +63,17 @@ def show_run(name: str, *, last: bool, as_json: bool) -> None:
         story = story_of(swarm, run, now=time.time())
     failures = [result for result in story.results if result.ending is TaskEnding.FAILED]
     if as_json:
-        told = {"account": account_json(story.account), "failures": documents(FAILURES, failures)}
-        print_json({**run_json(run), **told})
+        document = {
+            "account": account_json(story.account),
+            "failures": documents(FAILURES, failures),
+        }
+        print_json({**run_json(run), **document})
         return
     if failures:
         print_capitals(FAILURES, failures[:SHOWN_FAILURES])
         if len(failures) > SHOWN_FAILURES:
-            more = len(failures) - SHOWN_FAILURES
-            note(f"and {more} more: `skep swarm results {run.id} --failed` lists them all")
+            hidden = len(failures) - SHOWN_FAILURES
+            note(f"and {hidden} more: `skep swarm results {run.id} --failed` lists them all")
         print()  # noqa: T201
     for title, text in run_lines(story):
         print(f"{title:<11}  {text}")  # noqa: T201
@@ -90,8 +93,11 @@ def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
         result = swarm.result(run.id, task.id)
         attempts = swarm.attempts(run.id, task.id)
     if as_json:
-        told = {"result": msgspec.to_builtins(result), "attempts": msgspec.to_builtins(attempts)}
-        print_json({"run": run.id, "task": msgspec.to_builtins(task), **told})
+        document = {
+            "result": msgspec.to_builtins(result),
+            "attempts": msgspec.to_builtins(attempts),
+        }
+        print_json({"run": run.id, "task": msgspec.to_builtins(task), **document})
         return
     print(*task_lines(task), "", sep="\n")  # noqa: T201
     if attempts:
@@ -111,10 +117,10 @@ def cancel_run(name: str, *, as_json: bool) -> None:
     counts = f"{ended.counts.done} done, {ended.counts.failed} failed, {ended.counts.left} left"
     is_done = run.state is SwarmRunState.DONE
     if is_done:
-        what = "already finished"
+        state = "already finished"
     else:
-        what = f"cancelled, `skep swarm resume {run.id}` continues it"
-    note(f"{run.id} is {what}: {counts}")
+        state = f"cancelled, `skep swarm resume {run.id}` continues it"
+    note(f"{run.id} is {state}: {counts}")
     if as_json:
         print_json(run_json(ended))
 
@@ -166,17 +172,19 @@ def carry_out_here(
     """
     run = _read(run_id)
     deadline_s = run.options.deadline_s
-    left = run.counts.left
+    remaining = run.counts.left
     url, model = (run.url, run.model) if target is None else (target.address, target.model)
-    if left:
+    if remaining:
         note(
-            f"{run.id}: {left} task{'' if left == 1 else 's'} for {url}; Ctrl-C stops it, "
-            "and its results are kept"
+            f"{run.id}: {remaining} task{'' if remaining == 1 else 's'} for {url}; "
+            "Ctrl-C stops it, and its results are kept"
         )
-    here = partial(carry_out, user_paths(os.environ), run_id, url=url, model=model, key=key)
+    carry_out_run = partial(
+        carry_out, user_paths(os.environ), run_id, url=url, model=model, key=key
+    )
     try:
         with live_view(f"{run.id}  {run.name}  {url}", deadline_s) as watch:
-            state = run_measuring(lambda: here(watch=watch))
+            state = run_measuring(lambda: carry_out_run(watch=watch))
     except Interrupted:
         raise _stopped(run_id) from None
     except SkepError as error:
@@ -213,8 +221,8 @@ def _stopped(run_id: str) -> Interrupted:
     run = _read(run_id)
     ended = run.counts.done + run.counts.failed
     if run.state is SwarmRunState.CANCELLED:
-        what = "cancelled"
+        state = "cancelled"
     else:
-        what = "stopped"
-    said = f"{what}: {ended} of {run.counts.total} tasks have their result, and keep it"
-    return Interrupted(said, hint=f"resume with `skep swarm resume {run_id}`")
+        state = "stopped"
+    message = f"{state}: {ended} of {run.counts.total} tasks have their result, and keep it"
+    return Interrupted(message, hint=f"resume with `skep swarm resume {run_id}`")

@@ -89,7 +89,9 @@ def plan_of(options: SweepOptions) -> SweepPlan:
 
 
 def sweep_plan(
-    options: SweepOptions | SerialVsSwarmOptions | ABOptions, levels: Sequence[int], **more: Any
+    options: SweepOptions | SerialVsSwarmOptions | ABOptions,
+    levels: Sequence[int],
+    **settings: Any,
 ) -> SweepPlan:
     """Return the plan of these levels with the options that all of these commands have."""
     return SweepPlan(
@@ -98,7 +100,7 @@ def sweep_plan(
         runs=options.runs,
         workload=workload_of(options),
         timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
-        **more,
+        **settings,
     )
 
 
@@ -161,14 +163,14 @@ def run_swarm_command(options: SerialVsSwarmOptions) -> None:
             hint="leave it out to run them all",
         )
     sample = options.sample if options.sample != tasks else None
-    more = {
+    settings = {
         "budget_s": None,
         "serial_sample": sample,
         "same_tasks": True,
         "keep_text": options.store_prompts,
         "kind": "serial-vs-swarm",
     }
-    plan = sweep_plan(options, levels, **more)
+    plan = sweep_plan(options, levels, **settings)
     summary = measure(plan, partial(endpoint_of, options), as_json=options.as_json)
     show(summary, as_json=options.as_json)
 
@@ -199,9 +201,9 @@ def fail_for(summary: SweepSummary) -> None:
         rows = [row for row in store.requests(summary.run_id) if row.level]
     failed = [row for row in rows if not row.ok]
     if failed:
-        what = f"{len(failed)} of {len(rows)} requests failed: {failure_reasons(failed)}"
+        message = f"{len(failed)} of {len(rows)} requests failed: {failure_reasons(failed)}"
         raise EndpointError(
-            what, hint="docs/errors.md says what each kind means; the rows are in the store"
+            message, hint="docs/errors.md says what each kind means; the rows are in the store"
         )
 
 
@@ -218,16 +220,16 @@ def measure(plan: SweepPlan, opened: OpenEndpoint, *, as_json: bool = False) -> 
 
     On Ctrl-C, print what there is of the run, unless `as_json`, and raise Interrupted.
     """
-    seen = deque([SessionProgress()], maxlen=1)
+    latest_progress = deque([SessionProgress()], maxlen=1)
 
     async def run() -> SweepSummary:
         async with opened() as endpoint:
-            return await _sweep_endpoint(plan, endpoint, seen.append)
+            return await _sweep_endpoint(plan, endpoint, latest_progress.append)
 
     try:
         return run_measuring(run)
     except Interrupted:
-        raise _interrupted(seen[0], as_json=as_json) from None
+        raise _interrupted(latest_progress[0], as_json=as_json) from None
 
 
 def _interrupted(now: SessionProgress, *, as_json: bool) -> Interrupted:
@@ -267,9 +269,9 @@ async def _sweep_endpoint(plan: SweepPlan, endpoint: Endpoint, watch: OnProgress
                 plan, concurrency=tuple(level.concurrency for level in summary.levels)
             )
             if (
-                found := calibration_from_sweep(as_run, endpoint, summary, rows, host)
+                calibration := calibration_from_sweep(as_run, endpoint, summary, rows, host)
             ) is not None:
-                store.append_calibration(found)
+                store.append_calibration(calibration)
         return summary
 
 
@@ -287,8 +289,10 @@ def run_open_command(options: OpenOptions) -> None:
 
     async def run() -> SweepSummary:
         endpoint = await options.find()
-        what = f"{', '.join(names)} requests per second, {plan.arrivals}, {plan.for_s:g} s each"
-        note(f"{endpoint.model} at {endpoint.url}: {what}; seed {plan.workload.seed}")
+        description = (
+            f"{', '.join(names)} requests per second, {plan.arrivals}, {plan.for_s:g} s each"
+        )
+        note(f"{endpoint.model} at {endpoint.url}: {description}; seed {plan.workload.seed}")
         maker = await maker_for(plan.workload, endpoint)
         meter = meter_for(endpoint)
         with open_store(user_paths(os.environ).store) as store, level_view() as progress:
@@ -315,17 +319,17 @@ async def maker_for(workload: Workload, endpoint: Endpoint, *, salt: str = "") -
     """Lengths are measured on the engine where the workload is given in its tokens."""
     if workload.prompt_tokens is None and workload.shape not in NEEDS_LENGTHS:
         return TaskMaker(workload, salt=salt)
-    found = await calibrate_on(endpoint, workload.prompt_tokens, workload.seed)
-    if found.worst is not None:
-        miss = f", within {100 * found.worst:.1f} % on {found.samples} samples"
+    words = await calibrate_on(endpoint, workload.prompt_tokens, workload.seed)
+    if words.worst is not None:
+        miss = f", within {100 * words.worst:.1f} % on {words.samples} samples"
     else:
         miss = ""
-    if found.overhead_tokens >= 1:
-        template = f", {found.overhead_tokens:.0f} of the chat template"
+    if words.overhead_tokens >= 1:
+        template = f", {words.overhead_tokens:.0f} of the chat template"
     else:
         template = ""
-    note(f"{found.chars_per_token:.2f} characters per token{template}{miss}")
-    return TaskMaker(workload, found, salt=salt)
+    note(f"{words.chars_per_token:.2f} characters per token{template}{miss}")
+    return TaskMaker(workload, words, salt=salt)
 
 
 def meter_for(endpoint: Endpoint) -> PowerMeter | None:

@@ -58,15 +58,15 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
     def on_event(event: TuneEvent) -> None:
         nonlocal began
         status.take(event)
-        said = None
+        line = None
         if isinstance(event, BenchRequest):
             began = time.monotonic()
-            said = None if brief else f"{event.words} ..."
+            line = None if brief else f"{event.words} ..."
         elif isinstance(event, TuneStage):
-            said = stage_words(event, unit_of(status.tuning))
-        if lines and said is not None:
+            line = stage_words(event, unit_of(status.tuning))
+        if lines and line is not None:
             with suppress(OSError):  # nobody reads on: the work is worth more than the story of it
-                note(one_line(said, 600))
+                note(one_line(line, 600))
 
     if lines:
         yield on_event
@@ -145,21 +145,21 @@ def _ended(
     """Print the ladder and the preset. Raise where nothing could be tuned, or the promise is not
     kept.
     """
-    found, name = _saved(tunings, tuning_id, paths)
-    if failure is not None and best_of(found.stages) is None:
+    tuning, name = _saved(tunings, tuning_id, paths)
+    if failure is not None and best_of(tuning.stages) is None:
         message = (
             f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
         )
         hint = failure.remedy or f"try `--from safe`; `skep tune show {tuning_id}` has its runs"
         raise EngineError(one_line(message, 600), hint=hint)
-    print_found(found, as_json=as_json)
+    print_found(tuning, as_json=as_json)
     if name is not None:
         note(f"the best configuration is the preset {name}: `skep up {name}` serves it")
-    elif accepted(found.stages):
+    elif accepted(tuning.stages):
         note(f"`skep tune export NAME --tuning {tuning_id}` writes the best as a preset")
     if failure is not None:
         raise EngineError(f"the tuning ended early: {failure}", hint=failure.remedy)
-    if (missed := missed_slo(found.tuning, found.stages)) is not None:
+    if (missed := missed_slo(tuning.tuning, tuning.stages)) is not None:
         raise missed
     return 0
 
@@ -175,11 +175,11 @@ def _saved(tunings: TuningStore, tuning_id: str, paths: Paths) -> tuple[TuningRe
 
 
 def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> Interrupted:
-    found, name = _saved(tunings, tuning_id, paths)
+    tuning, name = _saved(tunings, tuning_id, paths)
     best = f"; the best so far is the preset {name}" if name else ""
-    stages = f"{len(found.stages)} step{'s' if len(found.stages) != 1 else ''}"
+    stages = f"{len(tuning.stages)} step{'s' if len(tuning.stages) != 1 else ''}"
     hint = f"`skep tune resume {tuning_id}` continues it"
-    return Interrupted(f"stopped after {stages} and {took_words(found)}{best}", hint=hint)
+    return Interrupted(f"stopped after {stages} and {took_words(tuning)}{best}", hint=hint)
 
 
 NONE_YET = "there are no tunings yet"
@@ -194,52 +194,52 @@ def opened(*, read_only: bool = True) -> Iterator[TuningStore]:
 
 def show_tuning(name: str, *, html: OutputFile | None, as_json: bool) -> None:
     with opened() as tunings:
-        found = tunings.record(name)
+        tuning = tunings.record(name)
     if html is not None:
-        html.checked(found.id)
-    print_found(found, as_json=as_json)
+        html.checked(tuning.id)
+    print_found(tuning, as_json=as_json)
     if html is not None:
-        html.write(tuning_page(found.tuning, found.stages, state=found.unfinished), found.id)
-        note(f"{found.id} written to {html}")
+        html.write(tuning_page(tuning.tuning, tuning.stages, state=tuning.unfinished), tuning.id)
+        note(f"{tuning.id} written to {html}")
     if not as_json:
-        _say_next(found)
+        _say_next(tuning)
 
 
-def print_found(found: TuningRecord, *, as_json: bool) -> None:
+def print_found(tuning: TuningRecord, *, as_json: bool) -> None:
     """Print the document, or the tables and what is to be said of them."""
     if as_json:
-        print_json(document(found))
+        print_json(document(tuning))
     else:
-        print_tuning(found)
-        say_state(found)
+        print_tuning(tuning)
+        say_state(tuning)
 
 
-def _say_next(found: TuningRecord) -> None:
-    if found.state is TuningState.INTERRUPTED:
-        why = f" ({found.reason})" if found.reason else ""
-        note(f"it was interrupted{why}; `skep tune resume {found.id}` continues it")
-    logs = logs_folder(user_paths(os.environ), found.id)
-    if found.state is not TuningState.RUNNING and logs.is_dir():
+def _say_next(tuning: TuningRecord) -> None:
+    if tuning.state is TuningState.INTERRUPTED:
+        why = f" ({tuning.reason})" if tuning.reason else ""
+        note(f"it was interrupted{why}; `skep tune resume {tuning.id}` continues it")
+    logs = logs_folder(user_paths(os.environ), tuning.id)
+    if tuning.state is not TuningState.RUNNING and logs.is_dir():
         note(f"logs of failures are in {logs}")
-    if best_of(found.stages) is not None:
-        if found.presets:
-            made = f"; made of it already: {', '.join(found.presets)}"
+    if best_of(tuning.stages) is not None:
+        if tuning.presets:
+            exported = f"; made of it already: {', '.join(tuning.presets)}"
         else:
-            made = ""
-        note(f"`skep tune export NAME --tuning {found.id}` writes the best as a preset{made}")
+            exported = ""
+        note(f"`skep tune export NAME --tuning {tuning.id}` writes the best as a preset{exported}")
 
 
 def export_tuning(name: str, tuning: str, *, overwrite: bool) -> None:
     with opened(read_only=False) as tunings:
-        found = tunings.record(tuning)
-        path, best = write_preset(found, name, user_paths(os.environ), overwrite=overwrite)
-        tunings.append_preset(found.id, name, time.time(), stage=best.number)
+        record = tunings.record(tuning)
+        path, best = write_preset(record, name, user_paths(os.environ), overwrite=overwrite)
+        tunings.append_preset(record.id, name, time.time(), stage=best.number)
     print(path)  # noqa: T201
     note(
-        f"step {best.number} of {found.id}, against its baseline: "
-        f"{changes_words(best.config, found.tuning.baseline)}"
+        f"step {best.number} of {record.id}, against its baseline: "
+        f"{changes_words(best.config, record.tuning.baseline)}"
     )
-    stand_in = base_of(found.tuning).stand_in
+    stand_in = base_of(record.tuning).stand_in
     if stand_in:
         before = f"write the weights' name into its `checkpoint` ({path}), then "
     else:
@@ -249,19 +249,19 @@ def export_tuning(name: str, tuning: str, *, overwrite: bool) -> None:
 
 def print_tunings(limit: int, *, as_json: bool) -> None:
     with read_store(user_paths(os.environ).store) as store:
-        found = TuningStore(store).records(limit)
-    table = partial(print_records, [one for one in TUNING_COLUMNS if one.title])
+        tunings = TuningStore(store).records(limit)
+    table = partial(print_records, [column for column in TUNING_COLUMNS if column.title])
     as_told = partial(document_of, TUNING_COLUMNS)
-    print_list(found, table, as_told, as_json=as_json, none_yet=f"{NONE_YET}; {MAKES_ONE}")
+    print_list(tunings, table, as_told, as_json=as_json, none_yet=f"{NONE_YET}; {MAKES_ONE}")
 
 
 def remove_tuning(name: str) -> None:
     with opened(read_only=False) as tunings:
-        found = tunings.find(name)
-        tunings.delete([found.id])
-    shutil.rmtree(logs_folder(user_paths(os.environ), found.id), ignore_errors=True)
-    if found.presets:
-        stay = f"; its presets stay: {', '.join(found.presets)}"
+        record = tunings.find(name)
+        tunings.delete([record.id])
+    shutil.rmtree(logs_folder(user_paths(os.environ), record.id), ignore_errors=True)
+    if record.presets:
+        stay = f"; its presets stay: {', '.join(record.presets)}"
     else:
         stay = ""
-    note(f"tuning {found.id} of {found.tuning.model} is deleted{stay}")
+    note(f"tuning {record.id} of {record.tuning.model} is deleted{stay}")
