@@ -43,7 +43,7 @@ def two_3090s(programs):
 
 @pytest.fixture
 def configure(tmp_path):
-    return lambda *tables, **more: write_hive(tmp_path, *tables, **more)
+    return lambda *tables, **settings: write_hive(tmp_path, *tables, **settings)
 
 
 @pytest.fixture

@@ -88,10 +88,10 @@ def streaming(url, **fields):
 
 def eventually(check, timeout_s=20):
     deadline = time.monotonic() + timeout_s
-    while not (found := check()):
+    while not (result := check()):
         assert time.monotonic() < deadline, check
         time.sleep(0.02)  # asking another process: there is no event to await
-    return found
+    return result
 
 
 def family(pid):
@@ -109,11 +109,11 @@ def rest_of(sock, received):
 @contextlib.contextmanager
 def answering(status, body=b"", kind="text/html"):
     """A server that says the same to everybody; gives its URL and the keys that it was shown."""
-    shown = []
+    lines = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            shown.append(self.headers.get("authorization"))
+            lines.append(self.headers.get("authorization"))
             self.send_response(status)
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body)))
@@ -127,7 +127,7 @@ def answering(status, body=b"", kind="text/html"):
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", shown
+            yield f"http://127.0.0.1:{server.server_port}", lines
         finally:
             server.shutdown()
             thread.join()

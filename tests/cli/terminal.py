@@ -44,9 +44,9 @@ class Terminal:
 
     def _read(self, timeout_s):
         """Read what comes; False where nothing has come in time."""
-        if came := bool(select.select([self._master], [], [], timeout_s)[0]):
+        if has_output := bool(select.select([self._master], [], [], timeout_s)[0]):
             self.raw += os.read(self._master, 65536).decode(errors="replace")
-        return came
+        return has_output
 
     def press(self, key):
         os.write(self._master, key)

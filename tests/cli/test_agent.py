@@ -71,11 +71,11 @@ def home(paths, env, tmp_path, monkeypatch):
 def started(home, tmp_path):
     """Start an agent as a person does, and give what its stand-in saw and what skep printed."""
 
-    def run(*words, **more):
+    def run(*words, **variables):
         argv = [sys.executable, "-m", "skep", "agent", *map(str, words)]
         done = subprocess.run(
             argv,
-            env={**os.environ, **more},
+            env={**os.environ, **variables},
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -87,15 +87,15 @@ def started(home, tmp_path):
     return run
 
 
-def test_claude_code_starts_against_what_runs_here_with_all_its_models_its_window_and_its_limits(
+def test_claude_code_starts_against_what_runs_here_with_models_window_and_limits(
     skep, home, started, configure, up
 ):
     configure({"slots": 3, "context": 65536})
     ready = up(SKEP_API_KEY="sekret")
-    seen, printed = started(
+    environment, printed = started(
         "claude", "--", "-p", "hi there", SKEP_API_KEY="sekret", ANTHROPIC_API_KEY="other"
     )
-    env = seen["env"]
+    env = environment["env"]
     expected = {
         "ANTHROPIC_API_KEY": None,
         "ANTHROPIC_BASE_URL": ready["url"],
@@ -112,34 +112,36 @@ def test_claude_code_starts_against_what_runs_here_with_all_its_models_its_windo
         for name in env
         if name.endswith("_MODEL") and name.startswith(("ANTHROPIC_", "CLAUDE_"))
     ]
-    assert seen["argv"] == ["-p", "hi there"]
+    assert environment["argv"] == ["-p", "hi there"]
     assert {name: env.get(name) for name in expected} == expected
     assert models == ["fake-model"] * 6
     assert f"Claude Code uses fake-model at {ready['url']}" in printed
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_agent_is_told_url_model_key_and_window_and_the_lines_for_a_shell_do_the_same(
+def test_every_agent_and_a_shell_are_told_url_model_key_and_window(
     name, home, started, url, tmp_path
 ):
     (tmp_path / "w").mkdir()
-    seen, _ = started(name, "--url", url, "--key-env", "MY_KEY", "--", "say hi", MY_KEY="se kret")
+    environment, _ = started(
+        name, "--url", url, "--key-env", "MY_KEY", "--", "say hi", MY_KEY="se kret"
+    )
     printed = call("agent", name, "--url", url, "--print", "--", "say hi", check=0).out
     document = call("agent", name, "--url", url, "--json", "--", "say hi", check=0).json
-    env = {key: seen["env"][key] for key in document["env"]}
-    settings = json.dumps([seen["argv"], env, read_all(document["files"])])
+    env = {key: environment["env"][key] for key in document["env"]}
+    settings = json.dumps([environment["argv"], env, read_all(document["files"])])
     for fact in (url.removeprefix("http://"), "fake-model", "se kret"):
         assert fact in settings, fact
     assert name == "aider" or "65536" in settings
-    assert seen["argv"][-1] == "say hi"
+    assert environment["argv"][-1] == "say hi"
     (tmp_path / SEEN).unlink()
     subprocess.run(
         ["sh", "-c", printed], env=dict(os.environ), cwd=tmp_path, check=True, timeout=60
     )
     again = json.loads((tmp_path / SEEN).read_text())
-    assert again["argv"] == seen["argv"]
+    assert again["argv"] == environment["argv"]
     for key in document["env"].keys() - {"SKEP_AGENT_SESSION"}:
-        assert again["env"][key].replace("none", "se kret") == seen["env"][key].replace(
+        assert again["env"][key].replace("none", "se kret") == environment["env"][key].replace(
             "none", "se kret"
         ), key
 
@@ -157,18 +159,18 @@ def test_a_key_is_shown_as_the_name_of_its_variable(name, home, url, monkeypatch
     subprocess.run(
         ["sh", "-c", printed], env=dict(os.environ), cwd=tmp_path, check=True, timeout=60
     )
-    seen = json.loads((tmp_path / SEEN).read_text())
+    environment = json.loads((tmp_path / SEEN).read_text())
     document = call("agent", name, "--url", url, "--json", check=0).json
-    settings = [seen["env"][key] for key in document["env"]] + read_all(document["files"])
+    settings = [environment["env"][key] for key in document["env"]] + read_all(document["files"])
     assert any("sekret" in text for text in settings)
     # Every user sees the arguments of a process.
-    assert not any("sekret" in word for word in seen["argv"])
+    assert not any("sekret" in word for word in environment["argv"])
 
 
 def test_what_is_not_known_is_left_out_and_said(home, started):
     with serving() as (plain, _):
-        seen, printed = started("claude", "--url", plain)
-    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" not in seen["env"]
+        environment, printed = started("claude", "--url", plain)
+    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" not in environment["env"]
     assert "does not tell the context" in printed
 
 
@@ -228,8 +230,8 @@ def test_of_several_models_one_has_to_be_named(skep, home, started, configure, u
     configure({"model": "large"}, {"model": "small"})
     ready = up()
     assert "serves 2 models: large, small" in refused("claude", "--url", ready["url"])
-    seen, _ = started("claude", "--model", "small")
-    assert seen["env"]["ANTHROPIC_MODEL"] == "small"
+    environment, _ = started("claude", "--model", "small")
+    assert environment["env"]["ANTHROPIC_MODEL"] == "small"
 
 
 # Configuration files of the agents
@@ -319,9 +321,7 @@ def test_what_was_written_is_taken_out_byte_by_byte(name, home, url):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_undo_keeps_what_was_changed_since_and_the_first_of_two_writes_is_what_comes_back(
-    name, home, url
-):
+def test_undo_keeps_later_changes_and_restores_what_was_before_the_first_write(name, home, url):
     path = write_file(home, name)
     call("agent", name, "--write", "--url", url, check=0)
     change = {
@@ -336,12 +336,12 @@ def test_undo_keeps_what_was_changed_since_and_the_first_of_two_writes_is_what_c
     assert url not in text
     assert "fake-model" not in text
     reader = {"claude": json.loads, "codex": tomllib.loads, "goose": yaml.safe_load}[name]
-    wanted = change(FILES[name][1])
+    expected = change(FILES[name][1])
     if name == "claude":
         assert '"FOO": "2",' in text
         assert "// mine" in text
     else:
-        assert reader(text) == reader(wanted)
+        assert reader(text) == reader(expected)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_file_that_is_broken_or_cannot_be_changed_safely_is_one_line_and_stays
     assert str(path) in error
     assert "unchanged" in error
     assert path.read_text() == text
-    assert [other.name for other in path.parent.iterdir()] == [path.name]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_of_two_files_none_is_written_where_one_is_broken(home, url):
@@ -390,7 +390,7 @@ def test_a_read_only_folder_is_one_line_and_nothing_is_half_written(name, home, 
     assert len(errors) == 1
     assert str(path) in errors[0]
     assert path.read_text() == FILES[name][1]
-    assert [other.name for other in path.parent.iterdir()] == [path.name]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_undo_brings_back_a_file_that_was_removed_since(home, url):
@@ -403,12 +403,12 @@ def test_undo_brings_back_a_file_that_was_removed_since(home, url):
 
 def test_a_model_is_told_by_its_name_whatever_is_in_it(home, started):
     with serving(id="a {key} 'b' $HOME") as (address, _):
-        seen, _ = started("claude", "--url", address)
+        environment, _ = started("claude", "--url", address)
         printed = call("agent", "qwen", "--url", address, "--print", check=0).out
         subprocess.run(
             ["sh", "-c", printed], env=dict(os.environ), cwd=home, check=True, timeout=60
         )
-    assert seen["env"]["ANTHROPIC_MODEL"] == "a {key} 'b' $HOME"
+    assert environment["env"]["ANTHROPIC_MODEL"] == "a {key} 'b' $HOME"
     shell = json.loads(Path(os.environ["SEEN"]).read_text())["env"]
     assert shell["OPENAI_MODEL"] == "a {key} 'b' $HOME"
     settings = json.loads(Path(shell["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())

@@ -67,15 +67,15 @@ def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
         how = ("-c", "auto", "--runs", "2", "--max-tokens", "8", "--warm-up", "quick")
         done = bench("sweep", engine, *how)
     assert "C=1,2,4 and on" in done.err
-    (told,) = re.findall(r"^The search stopped at C = .*", done.err, re.MULTILINE)
+    (reason,) = re.findall(r"^The search stopped at C = .*", done.err, re.MULTILINE)
     document = call("runs", "export", "last", "--format", "json", check=0).json
     levels = [level["concurrency"] for level in document["levels"]]
     assert levels == [2**place for place in range(len(levels))]
     assert document["search"]["at"] == levels[-1]
     # Which it is depends on how busy we are.
-    assert told.startswith(f"The search stopped at C = {levels[-1]}: ")
+    assert reason.startswith(f"The search stopped at C = {levels[-1]}: ")
     call("report", check=0)
-    assert told in (tmp_path / "report.html").read_text()
+    assert reason in (tmp_path / "report.html").read_text()
     assert " auto " in call("runs", check=0).out
 
 
@@ -248,18 +248,18 @@ WRONG = [
 
 @pytest.mark.parametrize(("line", "words"), WRONG, ids=[line for line, _ in WRONG])
 def test_wrong_input_is_exit_code_2_and_names_the_value(line, words):
-    said = refused("bench", *line.split())
-    assert words in said
-    assert not said.endswith("| None")
+    message = refused("bench", *line.split())
+    assert words in message
+    assert not message.endswith("| None")
 
 
 def test_a_server_that_is_not_there_or_has_another_model_is_named(engine):
     assert "127.0.0.1:9 cannot be reached" in refused(
         "bench", "sweep", "--url", "http://127.0.0.1:9", code=1
     )
-    said = refused("bench", "sweep", "--url", engine.url, "--model", "fake-modell")
-    assert "does not serve `fake-modell`" in said
-    assert "did you mean `fake-model`?" in said
+    message = refused("bench", "sweep", "--url", engine.url, "--model", "fake-modell")
+    assert "does not serve `fake-modell`" in message
+    assert "did you mean `fake-model`?" in message
     assert engine.state()["requests"] == 0
 
 
@@ -323,18 +323,18 @@ def test_ctrl_c_keeps_and_shows_the_levels_of_a_sweep_that_were_finished(tmp_pat
     with FakeEngine(slots=2, token_ms=20) as engine:
         words = ("-c", "1,2,8", "--runs", "1", "--max-tokens", "8", "--warm-up", "quick")
         process = begin("sweep", "--url", engine.url, *words)
-        said = next(line for line in process.stderr if line.startswith("C=8 run 1"))
-        assert "24 requests" in said
+        line = next(line for line in process.stderr if line.startswith("C=8 run 1"))
+        assert "24 requests" in line
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     (run,) = call("runs", "--json", check=0).json
     assert process.returncode == 130
     assert [line.split()[0] for line in output.splitlines()] == ["C", "1", "2"]
-    told = (
+    sentence = (
         "error: interrupted at C=8\nhint: the finished levels are kept: `skep runs report "
         f"{run['id']}` draws them\n"
     )
-    assert errors.endswith(told)
+    assert errors.endswith(sentence)
     assert (run["state"], run["error"]) == ("interrupted", None)
     assert " interrupted " in call("runs", check=0).out
     assert f"{run['id']} (interrupted) written" in call("runs", "report", "last", check=0).err
@@ -366,15 +366,15 @@ def test_an_unfinished_level_is_told_with_the_same_figure_everywhere(tmp_path):
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
     (level,) = call("runs", "export", "last", "--format", "json", check=0).json["levels"]
-    kept = (
+    sentence = (
         f"no level was finished: the figures are of the {level['requests']} requests that had "
         "ended"
     )
     assert errors.splitlines()[-2] == "error: interrupted at C=1"
-    assert errors.splitlines()[-1].startswith(f"hint: {kept}: `skep runs report ")
+    assert errors.splitlines()[-1].startswith(f"hint: {sentence}: `skep runs report ")
     assert output.splitlines()[1].split()[1] == number(level["effective_tok_s"])
     call("runs", "report", "last", check=0)
-    assert kept in (tmp_path / "report.html").read_text()
+    assert sentence in (tmp_path / "report.html").read_text()
 
 
 def test_a_run_that_ends_in_its_warm_up_says_that_nothing_was_measured(engine):

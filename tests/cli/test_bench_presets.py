@@ -51,7 +51,7 @@ def own(paths, tmp_path):
 
 
 @pytest.fixture
-def two_cards(two_3090s, own, programs):
+def two_cards(two_3090s, presets, programs):
     program = programs / "vllm"
     program.write_text(vllm_program(BUS_ERROR))
     program.chmod(0o755)
@@ -89,7 +89,7 @@ def test_where_nothing_could_be_measured_the_row_is_printed_and_the_command_fail
 
 
 @pytest.mark.usefixtures("paths")
-def test_all_presets_are_simulated_on_cards_that_are_named_without_their_authors_figures(tmp_path):
+def test_on_named_cards_all_presets_are_simulated_without_their_authors_figures(tmp_path):
     names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-2x3090-pcie")
     done = call(
         "bench", "presets", *names, *QUICK, "--simulate", "--gpu", "2x rtx-4090", "--json", check=0
@@ -116,7 +116,7 @@ def test_all_presets_are_simulated_on_cards_that_are_named_without_their_authors
 
 
 @pytest.mark.usefixtures("paths")
-def test_simulated_presets_say_so_and_one_that_its_author_could_not_start_is_not_played(tmp_path):
+def test_simulated_presets_say_so_and_a_broken_one_is_not_played(tmp_path):
     names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-2x3090-pcie")
     done = call("bench", "presets", *names, *QUICK, "--simulate", check=0)
     header, measured, broken = done.out.splitlines()
@@ -180,12 +180,12 @@ def test_ctrl_c_in_the_second_level_keeps_the_first_one_of_that_preset(tmp_path)
         if "requests" in line and line.startswith("C=2 run 1"):
             break
     child.send_signal(signal.SIGINT)
-    out, said = child.communicate(timeout=60)
+    out, errors = child.communicate(timeout=60)
     assert child.returncode == 130
     (row,) = json.loads(out)["presets"]
     assert (row["preset"], row["interrupted"]) == (names[0], True)
     assert [level["concurrency"] for level in row["levels"]] == [1]
-    assert "stopped, 2 of 2 presets are not measured to the end" in said
+    assert "stopped, 2 of 2 presets are not measured to the end" in errors
     assert (tmp_path / "report.html").exists()
 
 
@@ -213,9 +213,9 @@ def test_ctrl_c_ends_the_engine_and_keeps_what_was_measured(paths, tmp_path):
         if "requests" in line and line.startswith("C=1 run 1"):
             break
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "stopped, 2 of 2 presets are not measured" in said
+    assert "stopped, 2 of 2 presets are not measured" in errors
     marked = (path for path in Path("/proc").glob("[0-9]*/environ") if _has(path, str(tmp_path)))
     assert [path.parent.name for path in marked if path.parent.name != str(os.getpid())] == []
     assert not (paths.state / "preset-sweeps").exists()

@@ -111,7 +111,7 @@ def engine():
 
 
 @pytest.mark.parametrize(
-    ("extra", "code", "said"),
+    ("extra", "code", "message"),
     [
         (("--levels", "1,8"), 2, "C=8 is beyond the 2 slots"),
         (("--levels", "2,4"), 2, "--concurrency `2,4` is not 1 and one higher level"),
@@ -121,9 +121,9 @@ def engine():
     ],
 )
 def test_what_cannot_be_calibrated_is_said_in_one_line_and_nothing_is_kept(
-    engine, store, extra, code, said
+    engine, store, extra, code, message
 ):
-    assert said in refused("calibrate", "--url", engine.url, *WHAT, *extra, code=code)
+    assert message in refused("calibrate", "--url", engine.url, *WHAT, *extra, code=code)
     assert (store.calibrations(), store.runs()) == ([], [])
 
 
@@ -139,9 +139,9 @@ def test_ctrl_c_leaves_nothing_behind(store):
         child = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
         engine.wait_for(running=2, timeout_s=60)  # past the warm-up's first request
         child.send_signal(signal.SIGINT)
-        _, told = child.communicate(timeout=20)
+        _, errors = child.communicate(timeout=20)
     assert child.returncode == 130
-    assert "nothing was stored" in told
+    assert "nothing was stored" in errors
     assert (store.calibrations(), store.runs()) == ([], [])
 
 
@@ -162,7 +162,7 @@ def rows(concurrency, runs=2, **changes):
 
 
 @pytest.mark.parametrize(
-    ("found", "limited", "said"),
+    ("conditions", "limited", "message"),
     [
         (rows(1), {(1, 0), (1, 1)}, "the client was the limit at C=1"),
         (rows(1, runs=1), (), "measured once"),
@@ -172,15 +172,15 @@ def rows(concurrency, runs=2, **changes):
     ],
     ids=["client-limited", "one run", "a run cut short", "queueing", "failures"],
 )
-def test_a_measurement_that_would_spoil_the_fit_is_refused(found, limited, said):
+def test_a_measurement_that_would_spoil_the_fit_is_refused(conditions, limited, message):
     plan = CalibrationPlan(None).decoding()
     summary = SweepSummary(
         "r",
-        levels_of(found, RunMarks(dict.fromkeys(limited, "slow"))),
+        levels_of(conditions, RunMarks(dict.fromkeys(limited, "slow"))),
         client_limited=bool(limited),
     )
-    with pytest.raises((UserError, EndpointError), match=said):
-        check(plan, summary, found)
+    with pytest.raises((UserError, EndpointError), match=message):
+        check(plan, summary, conditions)
 
 
 def test_a_slow_engine_gets_shorter_answers():
@@ -195,14 +195,18 @@ def endpoint_told(**engine):
     return Endpoint(origin, "/v1", engine.pop("model", "qwen3-8b"), engine=engine)
 
 
-def described(flags, **told):
-    return describe(flags, endpoint_told(**told), read_host(NvidiaReport()))
+def described(flags, **facts):
+    return describe(flags, endpoint_told(**facts), read_host(NvidiaReport()))
 
 
 def test_flags_and_the_endpoints_words_make_a_setup_and_flags_win():
     """A deployment of skep tells how it was started."""
-    found = described(SetupFlags(gpu="2x rtx-3090", quant="awq"), engine="vllm", slots=16)
-    assert (str(found.setup.layout), found.setup.engine, found.capacity) == ("TP=2", "vllm", 16)
+    description = described(SetupFlags(gpu="2x rtx-3090", quant="awq"), engine="vllm", slots=16)
+    assert (str(description.setup.layout), description.setup.engine, description.capacity) == (
+        "TP=2",
+        "vllm",
+        16,
+    )
     split = described(SetupFlags(gpu="2x rtx-3090", quant="q4_k_m"), engine="llamacpp")
     assert (split.setup.layout.pp, split.capacity, split.setup.slots) == (2, None, None)
     cpu = described(SetupFlags(quant="q4_k_m"), engine="xllamacpp 1", slots=4, replicas=2)
@@ -217,8 +221,8 @@ def test_flags_and_the_endpoints_words_make_a_setup_and_flags_win():
         "spec": "mtp:3",
         "graphs": False,
     }
-    told = {"engine": "vllm 0.24.0", "slots": 64, "setup": started}
-    setup = described(SetupFlags(gpu="4x rtx-3090"), **told).setup
+    facts = {"engine": "vllm 0.24.0", "slots": 64, "setup": started}
+    setup = described(SetupFlags(gpu="4x rtx-3090"), **facts).setup
     assert (setup.quant.id, setup.kv.id, str(setup.layout), str(setup.spec)) == (
         "awq",
         "fp8_e5m2",
@@ -226,8 +230,8 @@ def test_flags_and_the_endpoints_words_make_a_setup_and_flags_win():
         "mtp n=3",
     )
     assert not setup.graphs
-    other = described(SetupFlags(gpu="4x rtx-3090", tp=4, kv="bf16"), **told).setup
-    assert (str(other.layout), other.kv.id) == ("TP=4", "bf16")
+    four_cards = described(SetupFlags(gpu="4x rtx-3090", tp=4, kv="bf16"), **facts).setup
+    assert (str(four_cards.layout), four_cards.kv.id) == ("TP=4", "bf16")
 
 
 def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store):
@@ -240,18 +244,18 @@ def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store)
         workload=Workload(max_tokens=16, fixed_output=True),
     )
     with FakeEngine(slots=2, token_ms=10) as fake:
-        found = asyncio.run(find_endpoint(fake.url, None))
-        told = {
+        endpoint_found = asyncio.run(find_endpoint(fake.url, None))
+        facts = {
             "engine": "vllm 0.24.0",
             "slots": 2,
             "setup": {"checkpoint": "Qwen/Qwen3-8B-AWQ", "tp": 2},
         }
-        endpoint = replace(found, model="fake-model", engine=told)
+        endpoint = replace(endpoint_found, model="fake-model", engine=facts)
         summary = asyncio.run(run_sweep(plan, endpoint, store, HOST))
     rows = [row for row in store.requests(summary.run_id) if row.level]
-    asked = plan, replace(endpoint, model="qwen3-8b"), summary, rows
+    arguments = plan, replace(endpoint, model="qwen3-8b"), summary, rows
     host = replace(HOST, gpus=HOST.gpus * 2)
-    record = calibration_from_sweep(*asked, host)
+    record = calibration_from_sweep(*arguments, host)
     assert record is not None
     store.append_calibration(record)
     calibration = find_calibration(store, host, "qwen3-8b", "vllm", "awq")
@@ -270,7 +274,7 @@ def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store)
 
 
 @pytest.mark.parametrize(
-    ("options", "told", "said"),
+    ("options", "facts", "message"),
     [
         (
             SetupFlags(gpu="rtx-3090"),
@@ -304,9 +308,9 @@ def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store)
         ),
     ],
 )
-def test_what_would_be_a_guess_or_makes_no_sense_is_asked_for(options, told, said):
-    with pytest.raises(UserError, match=said):
-        described(options, **told)
+def test_what_would_be_a_guess_or_makes_no_sense_is_asked_for(options, facts, message):
+    with pytest.raises(UserError, match=message):
+        described(options, **facts)
 
 
 @pytest.mark.slow
@@ -356,8 +360,8 @@ def keep(
         spec=Speculation("mtp", 3),
     )
     fitted = Fitted(exactly(decode), exactly(0.8), exactly(1.5))
-    told = {"where": host_key(HOST), "simulated": False, "more": {"runs": ["r1"]}} | changes
-    row = calibration_for(setup, RIG, MEASURED, fitted, HOST, name=name, at=at, **told)
+    fields = {"where": host_key(HOST), "simulated": False, "more": {"runs": ["r1"]}} | changes
+    row = calibration_for(setup, RIG, MEASURED, fitted, HOST, name=name, at=at, **fields)
     store.append_calibration(row)
     return row
 
@@ -381,18 +385,18 @@ def test_the_nearest_wins_then_the_newest(store):
     assert match() == 1.3
 
 
-def test_another_machine_counts_for_a_plan_of_such_cards_alone_and_a_simulated_one_for_nothing(
+def test_a_calibration_elsewhere_counts_for_such_cards_and_a_simulated_one_for_none(
     store,
 ):
     keep(store, "simulated", simulated=True)
     keep(store, "elsewhere", where="http://10.0.0.7:8000")
-    what = ("qwen3-8b", "vllm", "awq")
-    assert find_calibration(store, HOST, *what) is None
-    assert find_calibration(store, RIG, *what).note.startswith("calibrated on such cards ")
-    assert find_calibration(store, Rig((device("rtx-4090"),)), *what) is None
+    setup = ("qwen3-8b", "vllm", "awq")
+    assert find_calibration(store, HOST, *setup) is None
+    assert find_calibration(store, RIG, *setup).note.startswith("calibrated on such cards ")
+    assert find_calibration(store, Rig((device("rtx-4090"),)), *setup) is None
 
 
-def test_a_plan_is_computed_with_the_calibration_of_its_engine_and_told_what_it_uses_and_how_old_that_is(
+def test_a_plan_uses_its_engines_calibration_and_says_which_and_how_old(
     store,
 ):
     keep(store, "c-1")
@@ -403,9 +407,9 @@ def test_a_plan_is_computed_with_the_calibration_of_its_engine_and_told_what_it_
         "1.20x (± 0 %) as long as "
         "predicted, further sequences add 0.80x (± 0 %), prompts take 1.50x (± 0 %)"
     )
-    other = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
-    assert "with qwen3-8b, not the model planned" in other.note
-    assert not other.calibrated
+    other_model = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
+    assert "with qwen3-8b, not the model planned" in other_model.note
+    assert not other_model.calibrated
     basis_of = calibrated_basis(store.path, HOST, "qwen3-8b", "awq")
     assert (basis_of("vllm").tuning.decode, basis_of("vllm").calibrated) == (1.2, True)
     assert "calibrated on this machine" in basis_of("vllm").note
@@ -421,8 +425,8 @@ def test_a_plan_is_computed_with_the_calibration_of_its_engine_and_told_what_it_
         ("vllm", "calibrated"),
         ("sglang", "published"),
     }
-    other = calibrated_basis(store.path, HOST, "qwen3-14b")("vllm")
-    assert (other.tuning.decode, other.calibrated) == (1.2, False)
+    other_model = calibrated_basis(store.path, HOST, "qwen3-14b")("vllm")
+    assert (other_model.tuning.decode, other_model.calibrated) == (1.2, False)
     assert calibrated_rig(store.path, HOST) == RIG
     nowhere = store.path.with_name("none.sqlite3")
     assert calibrated_basis(nowhere, HOST, "qwen3-8b")("vllm").tuning == UNTUNED
@@ -438,7 +442,7 @@ def test_an_update_of_driver_or_kernel_is_the_same_machine_and_another_card_is_n
     assert host_key(replace(HOST, cpu_cores=HOST.cpu_cores + 1)) != host_key(HOST)
 
 
-def test_a_calibration_survives_the_store_whole_and_is_fitted_anew_where_the_planner_has_changed(
+def test_a_stored_calibration_is_whole_and_fitted_anew_for_a_changed_planner(
     store,
 ):
     """Factors correct predictions: of a planner that predicts something else, other factors are

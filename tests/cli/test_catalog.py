@@ -12,20 +12,20 @@ pytestmark = pytest.mark.usefixtures("paths")
 
 
 @pytest.mark.parametrize(
-    ("what", "name", "least"), [("gpus", "rtx-3090", 100), ("models", "qwen3.6-27b", 90)]
+    ("kind", "name", "count"), [("gpus", "rtx-3090", 100), ("models", "qwen3.6-27b", 90)]
 )
-def test_the_list_is_a_table_with_every_name_and_one_document(what, name, least):
-    done = call("catalog", what, check=0)
+def test_the_list_is_a_table_with_every_name_and_one_document(kind, name, count):
+    done = call("catalog", kind, check=0)
     lines = done.out.splitlines()
-    assert lines[0].startswith(what[:-1].upper())
+    assert lines[0].startswith(kind[:-1].upper())
     assert any(line.startswith(f"{name} ") for line in lines)
-    entries = call("catalog", what, "--json", check=0).json
-    assert len(lines) - 1 == len(entries) > least
+    entries = call("catalog", kind, "--json", check=0).json
+    assert len(lines) - 1 == len(entries) > count
     assert all({"id", "title", "origins"} <= set(entry) for entry in entries)
     assert done.err == ""
 
 
-def test_a_card_shows_every_value_with_its_source_and_a_model_its_parts_and_what_it_keeps():
+def test_a_card_shows_every_value_with_its_source_and_a_model_its_parts():
     done = call("catalog", "gpus", "NVIDIA GeForce RTX 3090", check=0)
     (bandwidth,) = (
         line.split() for line in done.out.splitlines() if line.startswith("bandwidth_gbs")
@@ -63,11 +63,11 @@ def test_a_configuration_serves_where_a_model_is_not_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "typed", "near"),
+    ("kind", "typed", "near"),
     [("gpus", "rtx 3095", "rtx-3090"), ("models", "qwen3.6-28b", "qwen3.6-27b")],
 )
-def test_an_unknown_name_is_one_line_and_the_nearest_names(what, typed, near):
-    message, _, hint = refused("catalog", what, typed).partition(" | ")
+def test_an_unknown_name_is_one_line_and_the_nearest_names(kind, typed, near):
+    message, _, hint = refused("catalog", kind, typed).partition(" | ")
     assert (typed in message, f"`{near}`" in hint) == (True, True)
 
 
@@ -111,7 +111,7 @@ def test_a_validation_has_every_row_either_predicted_or_named_and_says_how_far_o
         ("gpu,model\nx,y\n", "no column concurrency, quant, tok_s"),
     ],
 )
-def test_a_file_that_is_no_such_table_is_one_line_and_one_without_rows_an_empty_report(
+def test_a_file_that_is_no_table_is_one_line_and_an_empty_one_an_empty_report(
     tmp_path, text, words
 ):
     path = tmp_path / "points.csv"

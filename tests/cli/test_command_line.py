@@ -32,9 +32,9 @@ WHOLE = tree_of(PARTS).commands
 GONE = [
     *((command.split(), message) for command, message in NAMES["removed"].items()),
     *(
-        ([*command.split(), name], said)
-        for command, told in removed_options().items()
-        for name, said in told.items()
+        ([*command.split(), name], hint)
+        for command, hints in removed_options().items()
+        for name, hint in hints.items()
     ),
 ]
 
@@ -43,7 +43,7 @@ def below(command):
     return set(getattr(command, "commands", ()))
 
 
-def test_every_command_is_in_the_tree_and_defined_by_the_module_that_is_loaded_for_it():
+def test_every_command_is_in_the_tree_and_in_the_module_that_is_loaded_for_it():
     assert set(PART_OF) == set(WHOLE)
     for name in WHOLE:
         module = import_module(f"skep.cli.{PART_OF[name]}")
@@ -51,7 +51,7 @@ def test_every_command_is_in_the_tree_and_defined_by_the_module_that_is_loaded_f
         assert hasattr(module, name) or f'group("{name}"' in source, name
 
 
-def test_help_shows_what_most_people_need_in_four_groups_all_on_demand_and_pages_of_the_documentation():
+def test_help_has_four_groups_everything_on_demand_and_pages_of_documentation():
     page = call("help", check=0).out
     assert [call(*words, check=0).out for words in ([], ["--help"], ["-h"])] == [page] * 3
     assert [line[:-1] for line in page.splitlines() if line.endswith(":")] == [*GROUPS][:-1]
@@ -85,9 +85,9 @@ def test_another_name_is_a_command_of_the_tree(old):
 @pytest.mark.parametrize("name", sorted(NAMES["options"]))
 def test_another_word_for_an_option_is_one_that_the_command_has(name):
     leaves = [*getattr(WHOLE[name], "commands", {}).values()] or [WHOLE[name]]
-    known = {option for leaf in leaves for param in leaf.params for option in param.opts}
-    assert set(NAMES["options"][name].values()) <= known
-    assert not known & set(NAMES["options"][name])
+    all_options = {option for leaf in leaves for param in leaf.params for option in param.opts}
+    assert set(NAMES["options"][name].values()) <= all_options
+    assert not all_options & set(NAMES["options"][name])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_words_of_vllm_and_of_earlier_versions_are_understood(typed, meant):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("plam", "there is no command `plam` | did you mean `skep plan`?"),
         ("plan", "missing argument `MODEL` | `skep plan --help` explains the command"),
@@ -121,8 +121,8 @@ def test_words_of_vllm_and_of_earlier_versions_are_understood(typed, meant):
         ("up m --memory-share nan", "--memory-share `nan` should be at least 0.01 and at most 1"),
     ],
 )
-def test_wrong_usage_is_one_line_with_a_hint(paths, words, said):
-    assert said in refused(*words.split())
+def test_wrong_usage_is_one_line_with_a_hint(paths, words, message):
+    assert message in refused(*words.split())
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_brackets_in_a_cell_are_no_markup(capsys):
 def test_doctor_has_a_verdict_for_every_check_and_a_hint_for_every_trouble(paths):
     done = call("doctor", "--json")
     findings = done.json["findings"]
-    wanted = {"python", "cpu", "memory", "gpu", "open files", "embedded engine", "disk"}
-    assert wanted <= {finding["check"] for finding in findings}
+    checks = {"python", "cpu", "memory", "gpu", "open files", "embedded engine", "disk"}
+    assert checks <= {finding["check"] for finding in findings}
     assert all(finding["hint"] for finding in findings if finding["verdict"] != "ok")
     assert done.code == (1 if any(finding["verdict"] == "problem" for finding in findings) else 0)
     assert "python" in call("doctor").out
@@ -214,9 +214,9 @@ def test_doctor_ends_with_what_there_is_to_do_and_calls_no_missing_engine_ok(ske
     assert {verdicts[name] for name in ("vllm", "sglang", "llamacpp")} == {"absent"}
     assert verdicts["engine"] == "warning"
     to_do = [check for check, verdict in verdicts.items() if verdict in ("warning", "problem")]
-    things = "1 thing" if len(to_do) == 1 else f"{len(to_do)} things"
+    count_in_words = "1 thing" if len(to_do) == 1 else f"{len(to_do)} things"
     last = skep("doctor", **cards).stdout.splitlines()[-1]
-    assert last == f"{things} to do: {', '.join(to_do)}"
+    assert last == f"{count_in_words} to do: {', '.join(to_do)}"
 
 
 def test_a_missing_engine_is_nothing_to_do_without_cards(skep):
@@ -237,9 +237,9 @@ def test_a_model_that_cannot_be_pulled_is_one_clear_line(paths, tmp_path, monkey
     assert "smollm2-135m" in unknown
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    said = refused("pull", "smollm2-135m", code=1)
-    assert str(tmp_path / "file") in said
-    assert "XDG_CACHE_HOME" in said
+    message = refused("pull", "smollm2-135m", code=1)
+    assert str(tmp_path / "file") in message
+    assert "XDG_CACHE_HOME" in message
 
 
 def test_no_network_on_first_use_is_one_clear_line(skep, tmp_path):
@@ -252,7 +252,7 @@ def test_no_network_on_first_use_is_one_clear_line(skep, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("start --address 0.0.0.0", "`0.0.0.0` is not the address of one network interface"),
         ("start --address head", "`head` is not an IPv4 address"),
@@ -265,9 +265,9 @@ def test_no_network_on_first_use_is_one_clear_line(skep, tmp_path):
         ("token", "this machine has no cluster token"),
     ],
 )
-def test_what_cannot_be_done_with_a_cluster_is_one_line_with_a_hint(paths, words, said):
+def test_what_cannot_be_done_with_a_cluster_is_one_line_with_a_hint(paths, words, expected):
     message, _, hint = refused("cluster", *words.split()).partition(" | ")
-    assert said in message
+    assert expected in message
     assert hint != "None"
 
 

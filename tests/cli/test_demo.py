@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_nothing_running(env, tmp_path):
     pids = descendants(process.pid)
     assert len(pids) == 8  # supervisor, gateway, three guards, three engines
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "error: interrupted" in said
+    assert "error: interrupted" in errors
     eventually(lambda: not any(alive(pid) for pid in pids))

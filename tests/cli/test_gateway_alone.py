@@ -29,16 +29,16 @@ def front(skep):
 
 
 def test_two_servers_are_one_endpoint(skep, front):
-    with FakeEngine(slots=2) as fake_engine, FakeEngine(slots=3) as other:
+    with FakeEngine(slots=2) as fake_engine, FakeEngine(slots=3) as second_engine:
         # Which say how many slots they have.
-        ready = front("--upstream", f"{fake_engine.url}/v1", "--upstream", other.url)
+        ready = front("--upstream", f"{fake_engine.url}/v1", "--upstream", second_engine.url)
         assert ready["models"] == ["fake-model"]
         assert {row["state"] for row in ready["replicas"]} == {"ready"}
         with contextlib.ExitStack() as streams:
             for _ in range(5):
                 streams.enter_context(streaming(ready["url"], max_tokens=5000))
             fake_engine.wait_for(running=2)
-            other.wait_for(running=3)
+            second_engine.wait_for(running=3)
         rows = rows_of(skep)
         assert rows[f"127.0.0.1-{fake_engine.port}"]["kind"] == "upstream"
         assert rows[f"127.0.0.1-{fake_engine.port}"]["pid"] is None
@@ -74,18 +74,18 @@ def test_who_does_not_answer_is_told_to_a_person(skep):
 
 
 def test_upstreams_of_the_file_are_fronted_and_reloaded(skep, front, tmp_path):
-    with FakeEngine(slots=2, token_ms=20) as fake_engine, FakeEngine(slots=2) as other:
+    with FakeEngine(slots=2, token_ms=20) as fake_engine, FakeEngine(slots=2) as second_engine:
         table = '[[upstream]]\nname = "{}"\nurl = "{}"\nslots = 2\n'
         (tmp_path / "skep.toml").write_text(table.format("one", fake_engine.url))
         ready = front()
         with streaming(ready["url"], max_tokens=100) as sock:
             received = sock.recv(1000)
-            (tmp_path / "skep.toml").write_text(table.format("other", other.url))
+            (tmp_path / "skep.toml").write_text(table.format("other", second_engine.url))
             answer = json.loads(skep("reload", "--wait", "--json", check=0).stdout)
             assert (answer["added"], answer["removed"]) == (["other"], ["one"])
             assert b"[DONE]" in rest_of(sock, received)
         assert ask(ready["url"])[0] == 200
-        assert other.state()["requests"] == 1
+        assert second_engine.state()["requests"] == 1
         assert set(rows_of(skep)) == {"other", "gateway"}
 
 
@@ -121,9 +121,7 @@ def test_what_cannot_be_meant_is_refused(paths, args, complaint):
     assert complaint in refused("gateway", "-d", *args)
 
 
-def test_up_with_upstreams_alone_starts_nothing_but_the_gateway_and_speaks_tls_with_a_certificate(
-    skep, up, tmp_path
-):
+def test_up_with_upstreams_alone_starts_just_the_gateway_with_tls(skep, up, tmp_path):
     context = ssl.create_default_context(cafile=CERTIFICATE)
     context.check_hostname = False
     with FakeEngine(slots=2) as engine:
@@ -184,8 +182,11 @@ def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front,
 
 
 def test_a_gateway_before_another_takes_the_slots_of_its_model_only(front, skep, tmp_path):
-    with FakeEngine(slots=2, model="a") as fake_engine, FakeEngine(slots=8, model="b") as other:
-        inner = front("--upstream", fake_engine.url, "--upstream", other.url)
+    with (
+        FakeEngine(slots=2, model="a") as fake_engine,
+        FakeEngine(slots=8, model="b") as second_engine,
+    ):
+        inner = front("--upstream", fake_engine.url, "--upstream", second_engine.url)
         env = {"XDG_STATE_HOME": str(tmp_path / "s"), "XDG_RUNTIME_DIR": str(tmp_path)}
         stderr = skep(
             "gateway",

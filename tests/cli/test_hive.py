@@ -72,9 +72,7 @@ def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure, up
     assert ask(again["url"])[0] == 200
 
 
-def test_a_restart_of_the_gateway_and_down_in_the_middle_of_a_reload_wait_for_streams(
-    skep, configure, up
-):
+def test_a_gateway_restart_and_down_during_a_reload_wait_for_streams(skep, configure, up):
     configure(SLOW)
     url = up()["url"]
     with streaming(url, max_tokens=100) as old:
@@ -127,17 +125,19 @@ def test_an_engine_that_dies_at_start_is_one_clear_line_and_nothing_is_left(skep
     assert "known: fake-model-0, gateway, requests, skep" in skep("logs", "nobody", check=2).stderr
 
 
-def test_an_occupied_port_and_a_wrong_configuration_are_one_line_and_binding_to_the_world_wants_a_key(
+def test_an_occupied_port_a_wrong_file_and_an_open_address_are_one_line(
     paths, configure, tmp_path
 ):
     configure()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused("up", "-d", "--port", port, code=1)
-    assert said.startswith(f"port {port} on 127.0.0.1 is in use | choose another one with --port")
-    said = refused("up", "-d", "--host", "0.0.0.0")
-    assert "0.0.0.0" in said
-    assert "SKEP_API_KEY" in said
+        message = refused("up", "-d", "--port", port, code=1)
+    assert message.startswith(
+        f"port {port} on 127.0.0.1 is in use | choose another one with --port"
+    )
+    message = refused("up", "-d", "--host", "0.0.0.0")
+    assert "0.0.0.0" in message
+    assert "SKEP_API_KEY" in message
     (tmp_path / "skep.toml").write_text("[gateway]\nprot = 1\n")
     assert refused("up", "-d").startswith("skep.toml: `gateway.prot`")
 
@@ -208,20 +208,20 @@ def test_what_a_hive_writes_is_for_its_user_alone_and_tells_what_happened(
     assert len(key) > 30
     commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in family(ready["pid"])]
     assert len(commands) == 4  # supervisor, gateway, guard, engine
-    shown = [
+    columns = [
         skep(*words, check=0).stdout for words in (("ps",), ("ps", "--json"), ("top", "--once"))
     ]
     eventually((paths.logs / "requests.log").exists)
-    found = {
+    values = {
         path: stat.S_IMODE(path.stat().st_mode)
         for path in [paths.state, *paths.state.rglob("*"), paths.socket]
     }
-    names = {path.name for path in found}
+    names = {path.name for path in values}
     assert names > {"logs", "skep.log", "gateway.log", "requests.log", "fake-model-0.log"}
-    assert {str(path): oct(mode) for path, mode in found.items() if mode & 0o077} == {}
+    assert {str(path): oct(mode) for path, mode in values.items() if mode & 0o077} == {}
     assert paths.socket.parent.stat().st_mode & 0o777 == 0o700
     logs = [path.read_text() for path in paths.logs.iterdir()]
-    assert key not in "\n".join([*commands, *shown, *logs, json.dumps(ready)])
+    assert key not in "\n".join([*commands, *columns, *logs, json.dumps(ready)])
     skep("down", check=0)
     assert not (paths.state / KEY_FILE).exists()
     assert "/v1/chat/completions" in skep("logs", "requests", check=0).stdout
@@ -263,7 +263,7 @@ def test_what_the_command_line_and_its_environment_said_goes_on_winning(
     assert ask(url, key="secret")[0] == 200
 
 
-def test_without_a_hive_there_is_nothing_to_change_and_only_the_gateways_own_key_is_sent_and_here_only(
+def test_without_a_hive_nothing_changes_and_the_gateways_key_is_sent_here_only(
     paths, env, tmp_path
 ):
     for command in (
@@ -279,12 +279,12 @@ def test_without_a_hive_there_is_nothing_to_change_and_only_the_gateways_own_key
         assert (
             refused(*command.split(), code=1) == "skep is not running | start it with `skep up -d`"
         ), command
-    for wanted in ("m=", "=3", "m=-1", "m=1.5", "m=²"):
-        assert "is not MODEL=N" in refused("scale", wanted)
-    own = {**env, "SKEP_API_KEY": "of-the-gateway"}
+    for argument in ("m=", "=3", "m=-1", "m=1.5", "m=²"):
+        assert "is not MODEL=N" in refused("scale", argument)
+    with_key = {**env, "SKEP_API_KEY": "of-the-gateway"}
     paths = user_paths(env)
-    assert local_key("http://localhost:8400/v1", own, paths) == "of-the-gateway"
-    assert local_key("http://10.1.2.3:8400", own, paths) is None
+    assert local_key("http://localhost:8400/v1", with_key, paths) == "of-the-gateway"
+    assert local_key("http://10.1.2.3:8400", with_key, paths) is None
     assert local_key("http://127.0.0.1:8400", env, paths) is None
 
 
@@ -298,6 +298,6 @@ def test_a_key_in_the_settings_of_an_engine_is_refused_with_what_to_do(paths, tm
         f'[gateway]\nport = 0\n[[serve]]\nmodel = "org/m"\nengine = "vllm"\nbinary = "{program}"\n'
         'extra = ["--api-key", "another"]\n'
     )
-    said = refused("up", "-d")
-    assert "--api-key" in said
-    assert "another" not in said
+    message = refused("up", "-d")
+    assert "--api-key" in message
+    assert "another" not in message

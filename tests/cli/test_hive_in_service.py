@@ -46,7 +46,9 @@ def env(folder):
 
 @pytest.fixture(scope="module")
 def configure(folder):
-    return lambda *tables, **more: write_hive(folder, *(tables or ({"extra": SLOW},)), **more)
+    return lambda *tables, **settings: write_hive(
+        folder, *(tables or ({"extra": SLOW},)), **settings
+    )
 
 
 @pytest.fixture(scope="module", name="skep")
@@ -96,9 +98,7 @@ def replicas(skep):
     return {name: row["pid"] for name, row in rows_of(skep).items() if row["kind"] == "replica"}
 
 
-def test_a_gateway_and_an_engine_that_crash_come_back_with_their_key_and_their_clients_wait(
-    skep, url, key
-):
+def test_a_crashed_gateway_or_engine_comes_back_with_its_key_while_clients_wait(skep, url, key):
     before = rows_of(skep)
     os.kill(before["gateway"]["pid"], signal.SIGKILL)
     # The socket is the supervisor's: the connection waits, it is not refused.
@@ -125,9 +125,7 @@ def test_two_replacements_at_once_leave_one_gateway(hive, env, folder):
     assert ask(hive["url"])[0] == 200
 
 
-def test_a_restarted_replica_finishes_its_answers_first_and_one_that_is_drained_stays_so(
-    skep, url
-):
+def test_a_restarted_replica_finishes_its_answers_and_a_drained_one_stays_so(skep, url):
     before = rows_of(skep)["fake-model-0"]["pid"]
     with streaming(url, max_tokens=40) as sock:
         received = sock.recv(1000)
@@ -170,7 +168,7 @@ def test_a_second_up_says_that_one_is_running_and_nobody_who_is_not_there_is_nam
         assert "error: there is no replica `nobody`" in stderr
         assert "fake-model-0" in stderr
     gateway = eventually(
-        lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen
+        lambda: (gateway := status()["gateway"]) and gateway["ended"].get("answered") and gateway
     )
     assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
     assert [(row["name"], row["state"], row["slots"]) for row in gateway["replicas"]] == [
@@ -191,9 +189,9 @@ def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(
         )
         configure({"replicas": 3, "extra": SLOW}, {"model": "other"})
         nothing = {name: [] for name in ("removed", "changed", "adjusted", "left_out", "warnings")}
-        known = ["fake-model-0", "fake-model-1"]
+        names = ["fake-model-0", "fake-model-1"]
         new = ["fake-model-2", "other-0"]
-        assert reload() == {**nothing, "added": new, "unchanged": known}
+        assert reload() == {**nothing, "added": new, "unchanged": names}
         during = rows_of(skep)
         assert {row["state"] for row in during.values()} == {"ready"}
         assert during["gateway"]["slots"] == 8
@@ -368,12 +366,12 @@ def test_replicas_come_and_go_while_a_stream_goes_on(skep, url):
     skep("scale", "fake-model=2", "--wait", check=0)
     skep("reload", "--wait", check=0)
     assert replicas(skep) == before, "what the file says holds again"
-    for wanted, code, words in [
+    for argument, code, words in [
         ("nobody=2", 2, "skep starts no model `nobody` here"),
         ("fake-model=0", 2, "`fake-model` cannot have 0 replicas"),
         ("nobody", 2, "`nobody` is not MODEL=N"),
     ]:
-        assert words in skep("scale", wanted, check=code).stderr
+        assert words in skep("scale", argument, check=code).stderr
     assert replicas(skep) == before
 
 
@@ -398,10 +396,10 @@ def test_skep_finds_the_key_of_a_replica_by_itself(skep, configure, reload):
 
 
 def test_the_key_goes_to_replicas_of_the_hive_and_to_no_other_port(skep, hive, env):
-    with answering(404) as (url, shown):
+    with answering(404) as (url, requests):
         skep("bench", "sweep", "--url", url, *SMALL, check=1)
-        assert shown
-        assert set(shown) == {None}
+        assert requests
+        assert set(requests) == {None}
         assert local_key(url, env, user_paths(env)) is None
     assert local_key(hive["url"], env, user_paths(env)) is None
     assert (

@@ -59,7 +59,7 @@ def names(path):
     return [spec.name for spec in read_keys(path)]
 
 
-def test_a_key_is_printed_once_and_only_its_digest_is_kept_in_a_file_of_its_owner_alone(path):
+def test_a_key_is_printed_once_and_only_its_digest_kept_for_its_owner_alone(path):
     done = key("add", "ci", "--class", "batch", "--max-concurrent", 4, "--rate", "60/m")
     (secret,) = done.out.splitlines()
     assert secret.startswith("sk-skep-")
@@ -115,9 +115,9 @@ def test_a_file_that_others_may_write_is_refused(written):
     """Who may write it may let himself in."""
     for mode in (0o620, 0o602, 0o666):
         written(ONE, mode)
-        said = refused("key", "list")
-        assert "other users can write" in said
-        assert "chmod 600" in said
+        message = refused("key", "list")
+        assert "other users can write" in message
+        assert "chmod 600" in message
 
 
 def test_remove_takes_a_key_back(path):
@@ -148,10 +148,10 @@ def test_remove_takes_a_key_back(path):
 def test_bad_input_is_one_line_and_a_hint(path, args, says):
     key("add", "taken")
     before = path.read_text()
-    said = refused("key", *args)
-    assert says in said
-    assert said.isprintable()
-    assert not said.endswith("None")
+    message = refused("key", *args)
+    assert says in message
+    assert message.isprintable()
+    assert not message.endswith("None")
     assert path.read_text() == before
 
 
@@ -180,7 +180,7 @@ def test_a_key_that_could_not_be_printed_is_not_kept(path):
     assert read_keys(path) == ()
 
 
-def test_what_is_added_is_the_toml_that_the_manual_shows_and_a_rate_is_a_bucket_of_its_count(path):
+def test_what_is_added_is_the_manuals_toml_and_a_rate_is_a_bucket_of_its_count(path):
     add_entry(path, full())
     assert tomllib.loads(path.read_text()) == {
         "key": [
@@ -200,7 +200,7 @@ def test_what_is_added_is_the_toml_that_the_manual_shows_and_a_rate_is_a_bucket_
         ".keys.toml.lock",
         "keys.toml",
     ]
-    buckets = [parse_rate(known) for known in ("2/s", "60/m", "900/h", "86400/d")]
+    buckets = [parse_rate(rate) for rate in ("2/s", "60/m", "900/h", "86400/d")]
     assert buckets == [(2.0, 2), (1.0, 60), (0.25, 900), (1.0, 86400)]
 
 
@@ -252,9 +252,7 @@ def test_every_mistake_in_the_keys_is_told_at_once_and_no_value_with_it(written)
     assert "oh-no" not in "".join(lines)
 
 
-def test_a_key_in_the_wrong_place_is_not_shown_and_bytes_that_are_no_text_and_folders_are_named(
-    path, written
-):
+def test_a_misplaced_key_is_not_shown_and_what_is_no_text_file_is_named(path, written):
     """Errors reach terminals and logs."""
     for line in (
         'sha256 = "sk-skep-oh-no"',
@@ -289,7 +287,7 @@ sha256 = "{D2}"
 """
 
 
-def test_comments_of_a_file_edited_by_hand_stay_and_what_are_no_tables_is_left_to_the_user(
+def test_comments_of_a_file_stay_and_what_is_no_table_is_left_to_the_user(
     written,
 ):
     path = written(HAND)

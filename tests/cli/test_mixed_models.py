@@ -25,8 +25,8 @@ def hive(up, configure, env):
     def start(**models):
         configure(
             *(
-                {"model": name, "on_demand": True, "slots": 8, **more}
-                for name, more in models.items()
+                {"model": name, "on_demand": True, "slots": 8, **settings}
+                for name, settings in models.items()
             ),
             head=HEAD,
         )
@@ -76,7 +76,7 @@ def test_a_model_that_cannot_be_loaded_does_not_end_the_others(hive):
 
 
 @pytest.mark.slow
-def test_models_of_another_server_are_measured_without_loading_and_json_has_the_comparison(
+def test_models_of_another_server_are_compared_in_json_without_loading_them(
     hive, monkeypatch, tmp_path
 ):
     url = hive(one={}, two={})

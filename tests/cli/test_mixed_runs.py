@@ -66,15 +66,17 @@ def test_two_models_are_compared_with_a_column_each_and_a_verdict(models):
         "beside a conversation, within 2.5x 2 2",
         "for batch work 2 4",  # of A two of four side tasks failed at C=5
     ]
-    told = done.out.splitlines()[-5:]
-    assert "GPU memory in use: 14.0 GiB of 24.0 GiB (A), 20.0 GiB of 24.0 GiB (B)" in told
-    assert "conversation: B takes 24 to 50 % less time at C=1, 2, 3, 5" in told
-    assert "TTFT of turn 1 at C=5: 4.5x of C=1 (A), 1.4x of C=1 (B)" in told
+    last_lines = done.out.splitlines()[-5:]
+    assert "GPU memory in use: 14.0 GiB of 24.0 GiB (A), 20.0 GiB of 24.0 GiB (B)" in last_lines
+    assert "conversation: B takes 24 to 50 % less time at C=1, 2, 3, 5" in last_lines
+    assert "TTFT of turn 1 at C=5: 4.5x of C=1 (A), 1.4x of C=1 (B)" in last_lines
     assert (
         "right answers: 51 of 57 (A), 54 of 57 (B): no difference is shown; so few answers "
         "show only a collapse"
-    ) in told
-    assert told[-1] == "better for this work: B, as its conversation is faster at C=1, 2, 3, 5"
+    ) in last_lines
+    assert (
+        last_lines[-1] == "better for this work: B, as its conversation is faster at C=1, 2, 3, 5"
+    )
     assert (
         call("runs", "compare", *models[::-1], check=4)
         .out.splitlines()[-1]
@@ -88,10 +90,12 @@ def test_a_model_that_never_finishes_the_conversation_under_load_is_not_as_good(
     """
     whole = stored(QWEN, "whole")
     dying = stored(QWEN, "dying", at=2e9, dies_from=2)
-    told = call("runs", "compare", whole, dying, check=4).out.splitlines()
-    assert "B never finished the conversation at C=2, 3, 5" in told
-    assert any(line.startswith("right answers: 54 of 57 (A), 27 of 57 (B)") for line in told)
-    assert told[-1] == "better for this work: A, as B never finished the conversation at C=2, 3, 5"
+    lines = call("runs", "compare", whole, dying, check=4).out.splitlines()
+    assert "B never finished the conversation at C=2, 3, 5" in lines
+    assert any(line.startswith("right answers: 54 of 57 (A), 27 of 57 (B)") for line in lines)
+    assert (
+        lines[-1] == "better for this work: A, as B never finished the conversation at C=2, 3, 5"
+    )
 
 
 def test_of_one_model_unfinished_conversations_are_a_regression(stored):
@@ -102,7 +106,7 @@ def test_of_one_model_unfinished_conversations_are_a_regression(stored):
     )
 
 
-def test_the_json_of_a_comparison_of_mixed_runs_has_both_runs_the_answers_and_who_is_better(
+def test_the_json_of_compared_mixed_runs_has_both_the_answers_and_who_is_better(
     models,
 ):
     document = call("runs", "compare", *models, "--json", check=0).json
@@ -110,7 +114,7 @@ def test_the_json_of_a_comparison_of_mixed_runs_has_both_runs_the_answers_and_wh
     assert [run["model"] for run in mixed["runs"]] == ["gpt-oss-20b", "qwen3-coder-30b"]
     assert (mixed["better"], document["verdict"]) == ("B", "no regression")
     assert mixed["answers"]["items"] == 7
-    assert {one["metric"] for one in document["comparisons"]} >= {
+    assert {comparison["metric"] for comparison in document["comparisons"]} >= {
         "TTFT of turn 1",
         "conversation time",
     }
@@ -120,15 +124,15 @@ def test_the_json_of_a_comparison_of_mixed_runs_has_both_runs_the_answers_and_wh
 def test_more_right_answers_go_before_speed(stored):
     a = stored(GPT_OSS, "one")
     b = stored(QWEN, "two", collapsed=True)
-    told = call("runs", "compare", a, b, check=4).out.splitlines()[-4:]
-    assert "right answers: 51 of 57 (A), 12 of 57 (B): B has fewer" in told
-    assert told[-1] == (
+    last_lines = call("runs", "compare", a, b, check=4).out.splitlines()[-4:]
+    assert "right answers: 51 of 57 (A), 12 of 57 (B): B has fewer" in last_lines
+    assert last_lines[-1] == (
         "better for this work: A, as it has more right answers, though B is faster at C=1, 2, 3, 5"
     )
 
 
 def test_the_same_model_twice_is_judged_figure_by_figure_and_for_its_answers(stored):
-    slower = {level: (some[0] * 2, *some[1:]) for level, some in QWEN.items()}
+    slower = {level: (figures[0] * 2, *figures[1:]) for level, figures in QWEN.items()}
     a = stored(QWEN, "same")
     b = stored(slower, "same", at=2e9, collapsed=True)
     last = call("runs", "compare", a, b, check=4).out.splitlines()[-1]
@@ -166,9 +170,9 @@ def test_two_models_are_drawn_in_one_report(models, tmp_path):
 
 
 def test_mixed_runs_without_a_shared_level_are_not_compared(stored):
-    other = stored(GPT_OSS, "three", levels=(2,))
+    other_run = stored(GPT_OSS, "three", levels=(2,))
     alone = stored(QWEN, "four", levels=(1,))
-    assert "have no level in common" in refused("runs", "compare", other, alone)
+    assert "have no level in common" in refused("runs", "compare", other_run, alone)
 
 
 def test_an_export_for_programs_has_every_answer_with_what_was_asked_and_its_verdict(models):
@@ -186,7 +190,9 @@ def test_an_export_for_programs_has_every_answer_with_what_was_asked_and_its_ver
         "passed",
         "answer of S4",
     )
-    assert {one["outcome"] for one in document["answers"] if one["kind"] == "S3"} == {"wrong"}
+    assert {answer["outcome"] for answer in document["answers"] if answer["kind"] == "S3"} == {
+        "wrong"
+    }
 
 
 def test_an_export_for_a_readme_or_a_spreadsheet_has_the_figures_of_every_task(models):
@@ -207,8 +213,8 @@ def test_an_export_for_a_readme_or_a_spreadsheet_has_the_figures_of_every_task(m
 def test_requests_are_exported_with_their_answers_where_these_are_asked_for(models):
     words = ("runs", "export", models[0], "--requests", "--format", "csv")
     without, with_texts = (
-        [*csv.DictReader(call(*words, *more, check=0).out.splitlines())]
-        for more in ((), ("--answers",))
+        [*csv.DictReader(call(*words, *options, check=0).out.splitlines())]
+        for options in ((), ("--answers",))
     )
     assert "answer" not in without[0]
     assert {row["answer"] for row in with_texts} >= {"answer of turn 1", "answer of S4"}

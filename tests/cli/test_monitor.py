@@ -127,7 +127,7 @@ def test_a_look_at_nothing_makes_no_file_and_nothing_watched_is_not_called_well(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "hint"),
     [
         (["a/b"], "not a valid target name"),
         (["http://127.0.0.1:9999"], "the name comes first: `skep monitor add box --url URL`"),
@@ -153,10 +153,10 @@ def test_a_look_at_nothing_makes_no_file_and_nothing_watched_is_not_called_well(
         (["box", "--url", "http://127.0.0.1:1/v1?key=hunter2", "--no-check"], "--key-env"),
     ],
 )
-def test_nonsense_and_secrets_are_refused_in_one_line_and_not_repeated(engine, words, told):
-    said = refusal("add", *words, *([] if "--url" in words else ["--url", engine.url]))
-    assert told in said
-    assert "hunter2" not in said
+def test_nonsense_and_secrets_are_refused_in_one_line_and_not_repeated(engine, words, hint):
+    message = refusal("add", *words, *([] if "--url" in words else ["--url", engine.url]))
+    assert hint in message
+    assert "hunter2" not in message
     assert monitor("list", "--json").json == []
 
 
@@ -187,11 +187,11 @@ def test_an_expired_key_is_refused_and_its_value_is_nowhere(monkeypatch, paths):
         monitor(*add, "--no-check", check=0)
         failed = monitor("probe", "cloud", check=1)
     assert "401" in failed.error.message
-    shown = (
+    columns = (
         monitor("status", "--json").out + monitor("list", "--json").out + failed.out + failed.err
     )
-    assert "CLOUD_KEY" in shown
-    assert "sk-very-secret" not in shown
+    assert "CLOUD_KEY" in columns
+    assert "sk-very-secret" not in columns
     assert b"sk-very-secret" not in paths.store.read_bytes()
 
 
@@ -201,9 +201,9 @@ def test_an_expired_key_is_refused_and_its_value_is_nowhere(monkeypatch, paths):
 def test_an_unknown_target_is_refused_with_near_names(series, words):
     put_target(series)
     probed(series, "box", time.time() - HOUR_S)
-    told = refusal(*words, "boxx")
-    assert "`boxx`" in told
-    assert "`box`" in told
+    message = refusal(*words, "boxx")
+    assert "`boxx`" in message
+    assert "`box`" in message
 
 
 def test_a_probe_by_hand_is_shown_and_kept(engine):
@@ -370,9 +370,9 @@ def test_a_target_without_room_is_busy_everywhere(series):
         probed(
             series, "box", time.time() - hours * HOUR_S + 60, None, ProbeOutcome.FAILED, **fault
         )
-    shown = monitor("status", check=0)
-    assert "busy" in shown.out
-    assert "HTTP 429: come later" in shown.err
+    page = monitor("status", check=0)
+    assert "busy" in page.out
+    assert "HTTP 429: come later" in page.err
     assert monitor("check", "--json").json["ok"]
 
 
@@ -394,12 +394,12 @@ def test_the_dashboard_wants_a_key_beyond_loopback():
 
 def test_a_model_that_is_swapped_behind_its_url_begins_a_new_series_and_is_told_once():
     port = free_port()
-    told = []
+    messages = []
     for model in ("small", "large", "large"):
         with FakeEngine(model=model, port=port, token_ms=1) as engine:
             if model == "small":
                 monitor("add", "box", "--url", engine.url, "--short", "8", "--no-long", check=0)
-            told.append(
+            messages.append(
                 [
                     line
                     for line in monitor("probe", "box", check=0).err.splitlines()
@@ -409,4 +409,8 @@ def test_a_model_that_is_swapped_behind_its_url_begins_a_new_series_and_is_told_
             probed_at = int(time.time())
         # Two probes of one second are one.
         eventually(lambda before=probed_at: int(time.time()) > before)
-    assert told == [[], ["model changed from small.gguf to large.gguf; its series begin anew"], []]
+    assert messages == [
+        [],
+        ["model changed from small.gguf to large.gguf; its series begin anew"],
+        [],
+    ]

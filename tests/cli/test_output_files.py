@@ -39,24 +39,26 @@ def stored(paths):
             }
             facts |= {"config": {}, "host": {}, "engine": {}, "skep_version": "0"}
             run = store.begin_run(created_at=1_790_000_000.0, **facts)
-            told = {
+            writers_of = {
                 "first_token_s": 0.1,
                 "last_token_s": 1.0,
                 "prompt_tokens": 9,
                 "output_tokens": 50,
             }
-            store.append_requests(run, [Request(1, 0, 0, "fix", 0.0, 1.0, status=200, **told)])
+            store.append_requests(
+                run, [Request(1, 0, 0, "fix", 0.0, 1.0, status=200, **writers_of)]
+            )
             store.end_run(run, 1_790_000_009.0, "done")
         return run
 
     return store_run
 
 
-def writers(run, other):
+def writers(run, second_run):
     return {
         "page.html": [
             ("runs", "report", run, "-o"),
-            ("runs", "report", run, other, "-o"),
+            ("runs", "report", run, second_run, "-o"),
             (*PLAN, "--html"),
             ("tune", "show", "--html"),
         ],
@@ -82,9 +84,7 @@ def test_a_file_that_is_there_is_refused_by_every_command_and_replaced_on_demand
             assert KEPT not in file.read_text()
 
 
-def test_a_page_about_the_same_run_is_written_again_and_a_name_nobody_typed_gives_way_to_a_free_one(
-    stored, tmp_path
-):
+def test_a_page_of_the_same_run_is_replaced_and_a_default_name_gives_way(stored, tmp_path):
     first = stored()
     second = stored()
     for _ in range(2):
@@ -119,6 +119,6 @@ def test_a_page_about_the_same_run_is_written_again_and_a_name_nobody_typed_give
 
 def test_what_is_no_regular_file_is_never_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe.html")
-    said = call(*PLAN, "--html", str(tmp_path / "pipe.html"), "--overwrite")
-    assert "is not a regular file" in said.error.message
+    done = call(*PLAN, "--html", str(tmp_path / "pipe.html"), "--overwrite")
+    assert "is not a regular file" in done.error.message
     assert (tmp_path / "pipe.html").is_fifo()

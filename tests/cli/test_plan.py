@@ -24,7 +24,7 @@ def short(args):
     """Short tasks and vLLM alone, unless something else is said."""
     named = {"--input-tokens": "--prompt-tokens"}
     given = {named.get(word, word) for word in args}
-    own = args[0].endswith(("gguf", ".json")) or "m3 ultra" in args
+    is_own_model = args[0].endswith(("gguf", ".json")) or "m3 ultra" in args
     return [
         *args,
         *(
@@ -32,7 +32,7 @@ def short(args):
             for pair in SHORT.items()
             if pair[0] not in given
             for w in pair
-            if not (own and "--engine" in pair)
+            if not (is_own_model and "--engine" in pair)
         ),
     ]
 
@@ -41,8 +41,8 @@ def shown(*args):
     return call("plan", *short(args), "--more", "--commands", check=0)
 
 
-def refusal(*args, **more):
-    return refused("plan", *short(args), **more)
+def refusal(*args, **settings):
+    return refused("plan", *short(args), **settings)
 
 
 def plan(*args):
@@ -53,14 +53,14 @@ def best(*args):
     return plan(*args)["plans"][0]
 
 
-def write_config(folder, **more):
+def write_config(folder, **keys):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **more}))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **keys}))
 
 
 def test_the_first_plan_is_the_fastest_of_those_that_fit():
-    found = plan("qwen3.6-27b", *TWO, "--link", "pcie", "--agents", "4")
-    first = found["plans"][0]
+    answer = plan("qwen3.6-27b", *TWO, "--link", "pcie", "--agents", "4")
+    first = answer["plans"][0]
     assert first["topology"]["tp"] * first["topology"]["pp"] * first["topology"]["replicas"] <= 2
     assert len(first["launch"]) == first["topology"]["replicas"]
     assert sum(term["bytes"] for term in first["memory"]) <= first["card_bytes"]
@@ -69,7 +69,7 @@ def test_the_first_plan_is_the_fastest_of_those_that_fit():
         assert 0 < level["low"] <= level["effective_tok_s"] <= level["high"]
         assert level["task_tok_s"] > 0
         assert level["ttft_ms"] > 0
-    speeds = [p["predicted"][2]["effective_tok_s"] for p in found["plans"]]
+    speeds = [p["predicted"][2]["effective_tok_s"] for p in answer["plans"]]
     assert speeds[0] == max(speeds)
 
 
@@ -118,27 +118,27 @@ def test_the_page_says_of_each_rig_why_its_first_layout_is_not_its_fastest(tmp_p
 
 
 def test_rigs_stand_side_by_side_with_their_prices_and_names_to_be_told_apart_by():
-    found = plan("qwen3.6-27b", "--gpu", "2x rtx-3090@800", "--gpu", "rtx-5090@2500")
-    by_rig = {p["rig"]: p for p in reversed(found["plans"])}
-    assert {rig: one["price"] for rig, one in by_rig.items()} == {
+    answer = plan("qwen3.6-27b", "--gpu", "2x rtx-3090@800", "--gpu", "rtx-5090@2500")
+    by_rig = {p["rig"]: p for p in reversed(answer["plans"])}
+    assert {rig: rig_plan["price"] for rig, rig_plan in by_rig.items()} == {
         "2x rtx-3090": 1600,
         "rtx-5090": 2500,
     }
-    for one in by_rig.values():
-        assert one["tok_s_per_price"] > 0
+    for rig_plan in by_rig.values():
+        assert rig_plan["tok_s_per_price"] > 0
     assert "TOK/S PER 1000" in shown("qwen3.6-27b", "--gpu", "rtx-5090@2500").out
-    found = plan("qwen3-8b", "--gpu", "rtx 3090, rtx 3090", "--gpu", "2x rtx-3090: nvlink")
-    assert found["rigs"][0]["rig"] == "rtx 3090, rtx 3090"
-    assert len({p["rig"] for p in found["plans"]}) == 2
+    answer = plan("qwen3-8b", "--gpu", "rtx 3090, rtx 3090", "--gpu", "2x rtx-3090: nvlink")
+    assert answer["rigs"][0]["rig"] == "rtx 3090, rtx 3090"
+    assert len({p["rig"] for p in answer["plans"]}) == 2
 
 
 @pytest.mark.slow
 def test_a_rig_that_is_too_small_stands_beside_one_that_is_not():
     words = ("llama-3.3-70b", "--gpu", "rtx-3060", "--gpu", "4x rtx-3090")
     assert re.search(r"rtx-3060 +does not fit", shown(*words).out)
-    found = plan(*words)
-    assert {p["rig"] for p in found["plans"]} == {"4x rtx-3090"}
-    assert "rtx-3060" in {dropped["rig"] for dropped in found["rejected"]}
+    answer = plan(*words)
+    assert {p["rig"] for p in answer["plans"]} == {"4x rtx-3090"}
+    assert "rtx-3060" in {dropped["rig"] for dropped in answer["rejected"]}
 
 
 @pytest.mark.slow
@@ -147,14 +147,18 @@ def test_pins_and_several_engines():
         "--quant", "AWQ", "--kv", "fp8_e5m2", "--tp", "2", "--slots", "4", "--context", "16384",
         "--spec", "mtp:3", "--utilization", "0.9",
     )  # fmt: skip
-    for one in plan("qwen3.6-27b", *TWO, *pins)["plans"]:
-        assert (one["quant"], one["kv_dtype"], one["topology"]["tp"]) == ("awq", "fp8_e5m2", 2)
-        assert (one["slots"], one["context"], one["spec"]) == (4, 16384, "mtp:3")
-    found = plan("qwen3-8b", *TWO, "--engine", "vllm,llamacpp")
-    assert {p["engine"] for p in found["plans"]} == {"vllm", "llamacpp"}
+    for layout in plan("qwen3.6-27b", *TWO, *pins)["plans"]:
+        assert (layout["quant"], layout["kv_dtype"], layout["topology"]["tp"]) == (
+            "awq",
+            "fp8_e5m2",
+            2,
+        )
+        assert (layout["slots"], layout["context"], layout["spec"]) == (4, 16384, "mtp:3")
+    answer = plan("qwen3-8b", *TWO, "--engine", "vllm,llamacpp")
+    assert {p["engine"] for p in answer["plans"]} == {"vllm", "llamacpp"}
 
 
-def test_a_model_that_fits_nowhere_ends_with_3_the_largest_term_and_what_would_fit_in_plain_numbers():
+def test_a_model_that_fits_nowhere_ends_with_3_and_what_would_fit():
     done = call("plan", "qwen3.6-27b", *ONE, "--quant", "bf16", "--json", check=3)
     assert done.json["plans"] == []
     assert "the largest term is weights (50.0 GiB a card)" in done.error.message
@@ -214,26 +218,26 @@ REFUSED = [
 
 @pytest.mark.parametrize(("args", "words"), REFUSED, ids=[" ".join(args) for args, _ in REFUSED])
 def test_bad_input_is_one_line_and_a_hint(args, words):
-    said = refusal(*args)
-    assert words in said
-    assert "\n" not in said
+    message = refusal(*args)
+    assert words in message
+    assert "\n" not in message
 
 
 def test_a_configuration_serves_where_a_model_is_not_listed_right_here_or_elsewhere(tmp_path):
     write_config(tmp_path / "models" / "mine", **AWQ)
-    found = plan("models/mine", *TWO)  # found without a dot in front
-    assert {p["quant"] for p in found["plans"]} == {"awq"}
-    assert "the configuration says AWQ 4-bit" in found["notes"]
+    answer = plan("models/mine", *TWO)  # found without a dot in front
+    assert {p["quant"] for p in answer["plans"]} == {"awq"}
+    assert "the configuration says AWQ 4-bit" in answer["notes"]
     refusal("models/mine", *ONE, "--quant", "fp8")
     write_config(tmp_path)
     assert "--served-model-name config.json" not in best("./config.json", *ONE)["launch"][0]
-    found = best("./config.json", *ONE, "--quant", "awq")
-    assert found["quant"] == "awq"
-    assert "path/to/" in found["launch"][0]
+    answer = best("./config.json", *ONE, "--quant", "awq")
+    assert answer["quant"] == "awq"
+    assert "path/to/" in answer["launch"][0]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         (
             "config.json",
@@ -257,17 +261,19 @@ def test_a_configuration_serves_where_a_model_is_not_listed_right_here_or_elsewh
         "a broken GGUF",
     ],
 )
-def test_a_file_that_cannot_be_planned_for_is_named_in_plain_words(tmp_path, name, content, said):
+def test_a_file_that_cannot_be_planned_for_is_named_in_plain_words(
+    tmp_path, name, content, expected
+):
     (tmp_path / name).write_text(content)
-    told = refusal(f"./{name}", *ONE)
-    assert said in told
-    assert "NoneType" not in told
+    message = refusal(f"./{name}", *ONE)
+    assert expected in message
+    assert "NoneType" not in message
 
 
 def test_without_a_rig_it_is_this_machine(two_3090s):
-    found = plan("qwen3.6-27b")
-    assert found["plans"][0]["rig"] == "this machine (2x rtx-3090)"
-    assert found["rigs"][0]["pairs"][0]["kind"] == "nvlink"
+    answer = plan("qwen3.6-27b")
+    assert answer["plans"][0]["rig"] == "this machine (2x rtx-3090)"
+    assert answer["rigs"][0]["pairs"][0]["kind"] == "nvlink"
 
 
 @pytest.mark.slow
@@ -279,11 +285,11 @@ def test_a_promise_is_held_against_the_forecast():
 
 
 @pytest.mark.parametrize(
-    ("name", "other"),
+    ("name", "full_name"),
     [("h100", "h100-pcie"), ("rtx 6000", "rtx-pro-6000"), ("rtx-4060-ti", "rtx-4060-ti-8gb")],
 )
-def test_what_a_short_name_was_taken_for_is_said(name, other):
-    assert any(other in note for note in plan("qwen3-8b", "--gpu", name)["notes"])
+def test_what_a_short_name_was_taken_for_is_said(name, full_name):
+    assert any(full_name in note for note in plan("qwen3-8b", "--gpu", name)["notes"])
 
 
 SHOWN = {
@@ -307,14 +313,14 @@ def test_a_plan_fits_its_cards(words, right):
     assert right(plan(*words.split())["plans"])
 
 
-def test_a_note_does_not_contradict_the_plans_and_several_machines_are_said_to_be_several():
-    found = plan("qwen3-235b-a22b", "--gpu", "2x dgx-spark")
-    assert (found["plans"][0]["launch"], found["plans"][0]["up"]) == ([], None)
-    assert any("2 machines" in note for note in found["notes"])
-    assert any("is several machines" in line for line in found["plans"][0]["caveats"])
-    found = plan("qwen3.6-35b-a3b", *TWO, "--quant", "awq", "--spec", "mtp:3")
-    assert {p["spec"] for p in found["plans"]} == {"mtp:3"}
-    assert not any(note.startswith("no speculation offered") for note in found["notes"])
+def test_a_note_agrees_with_the_plans_and_several_machines_are_called_several():
+    answer = plan("qwen3-235b-a22b", "--gpu", "2x dgx-spark")
+    assert (answer["plans"][0]["launch"], answer["plans"][0]["up"]) == ([], None)
+    assert any("2 machines" in note for note in answer["notes"])
+    assert any("is several machines" in line for line in answer["plans"][0]["caveats"])
+    answer = plan("qwen3.6-35b-a3b", *TWO, "--quant", "awq", "--spec", "mtp:3")
+    assert {p["spec"] for p in answer["plans"]} == {"mtp:3"}
+    assert not any(note.startswith("no speculation offered") for note in answer["notes"])
 
 
 def test_llama_cpp_is_planned_where_vllm_does_not_run_and_reaches_what_is_published():
@@ -326,8 +332,8 @@ def test_llama_cpp_is_planned_where_vllm_does_not_run_and_reaches_what_is_publis
         == "llamacpp"
     )
     pins = ("--replicas", "2", "--tp", "1", "--quant", "awq", "--agents", "4")
-    found = plan("qwen3-8b", "--gpu", "rtx-5090 + rtx-3090", *TWO, *pins)
-    speed = {p["rig"]: p["predicted"][2]["effective_tok_s"] for p in found["plans"]}
+    answer = plan("qwen3-8b", "--gpu", "rtx-5090 + rtx-3090", *TWO, *pins)
+    speed = {p["rig"]: p["predicted"][2]["effective_tok_s"] for p in answer["plans"]}
     assert speed["rtx-5090 + rtx-3090"] > 1.2 * speed["2x rtx-3090"]
     pins = (
         "--engine",
@@ -431,7 +437,7 @@ def test_where_nothing_would_fit_the_hint_says_what_was_tried_and_no_more(words,
     hint = refused("plan", *words.split(), code=3)
     assert "nothing like it fits either" in hint
     assert tried in hint
-    assert not [other for other in not_tried if other in hint]
+    assert not [word for word in not_tried if word in hint]
 
 
 @pytest.mark.parametrize("flag", ["--prompt-tokens", "--context"])

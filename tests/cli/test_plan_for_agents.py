@@ -41,14 +41,14 @@ def best(words):
     ],
 )
 def test_what_home_labs_found_comes_out(words, engine, tp, replicas, context):
-    found = best(words)
-    assert (found["engine"], found["topology"]["tp"], found["topology"]["replicas"]) == (
+    answer = best(words)
+    assert (answer["engine"], answer["topology"]["tp"], answer["topology"]["replicas"]) == (
         engine,
         tp,
         replicas,
     )
-    assert found["keeps_promise"]
-    assert found["context"] >= context
+    assert answer["keeps_promise"]
+    assert answer["context"] >= context
 
 
 def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
@@ -67,25 +67,25 @@ def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
 
 
 def test_the_start_line_starts_what_the_plan_says(two_3090s):
-    found = call("plan", "qwen3.6-27b", "--json", check=0).json["plans"][0]
-    json = call(*shlex.split(found["up"])[1:], "--dry-run", "--json", check=0).json
+    answer = call("plan", "qwen3.6-27b", "--json", check=0).json["plans"][0]
+    json = call(*shlex.split(answer["up"])[1:], "--dry-run", "--json", check=0).json
     (serve,) = json["serve"]
     assert (serve["engine"], serve["slots"], serve["context"]) == (
-        found["engine"],
-        found["slots"],
-        found["context"],
+        answer["engine"],
+        answer["slots"],
+        answer["context"],
     )
     assert (serve["replicas"], serve["weights"]["source"]) == (
-        found["topology"]["replicas"],
-        found["checkpoint"],
+        answer["topology"]["replicas"],
+        answer["checkpoint"],
     )
     assert all("--language-model-only" in line for line in serve["commands"])
 
 
-def test_a_layout_that_cannot_hold_every_task_and_a_format_that_nobody_made_never_win_quietly():
-    found = best("llama-3.3-70b --gpu 2xrtx-3090 -c 8")
-    assert not found["keeps_promise"]
-    assert any("of 8 agents at once, the others wait" in line for line in found["caveats"])
+def test_a_layout_too_small_or_a_format_that_nobody_made_never_wins_quietly():
+    answer = best("llama-3.3-70b --gpu 2xrtx-3090 -c 8")
+    assert not answer["keeps_promise"]
+    assert any("of 8 agents at once, the others wait" in line for line in answer["caveats"])
     crowd = best("qwen3.6-27b --gpu arc-pro-b70 -c 50 --prompt-tokens 1024 --output-tokens 512")
     assert (crowd["engine"], crowd["keeps_promise"]) == ("vllm", False)
     (line,) = (line for line in crowd["caveats"] if "the others wait" in line)
@@ -108,14 +108,14 @@ def test_a_layout_that_cannot_hold_every_task_and_a_format_that_nobody_made_neve
     "words", ["gpt-oss-120b --gpu rtx-3090 -c 1", "qwen3.6-35b-a3b --gpu rtx-3060 -c 1"]
 )
 def test_experts_that_do_not_fit_stay_in_system_memory(words):
-    found = best(words)
-    assert "--n-cpu-moe" in found["launch"][0]
-    at = found["predicted"][0]
+    answer = best(words)
+    assert "--n-cpu-moe" in answer["launch"][0]
+    at = answer["predicted"][0]
     assert at["high"] / at["low"] > 2
-    assert any("stay in system memory" in line for line in found["caveats"])
+    assert any("stay in system memory" in line for line in answer["caveats"])
 
 
-def test_cards_with_an_x_in_their_name_are_understood_and_a_context_or_pictures_are_a_demand():
+def test_names_with_an_x_are_understood_and_context_and_pictures_are_demands():
     assert best("qwen3-8b --gpu 7900xtx")["engine"] == "llamacpp"
     assert best("qwen3-8b --gpu 2x7900xtx")["rig"] == "2x rx-7900-xtx"
     assert best(f"{DENSE} --context 32768")["context"] == 32_768
@@ -177,10 +177,10 @@ EVIDENCE = {
 }
 
 
-@pytest.mark.parametrize(("words", "said"), EVIDENCE.values(), ids=EVIDENCE)
-def test_what_others_measured_stands_beside_the_plan(words, said):
-    (found,) = (note for note in planned(words)["notes"] if note.startswith("published for "))
-    assert re.search(said, found)
+@pytest.mark.parametrize(("words", "message"), EVIDENCE.values(), ids=EVIDENCE)
+def test_what_others_measured_stands_beside_the_plan(words, message):
+    (published,) = (note for note in planned(words)["notes"] if note.startswith("published for "))
+    assert re.search(message, published)
 
 
 @pytest.mark.usefixtures("two_3090s")
@@ -279,12 +279,17 @@ MOE = (
 )
 def test_a_layout_that_a_preset_measured_is_planned_as_it_was_measured(agents, answer, published):
     """The five rows of a mixture on two 3090s were planned 67 to 78 % too fast."""
-    found = best(f"{MOE} -c {agents} --prompt-tokens 1024 --output-tokens {answer}")
-    (level,) = (one for one in found["predicted"] if one["concurrency"] == agents)
+    plan_document = best(f"{MOE} -c {agents} --prompt-tokens 1024 --output-tokens {answer}")
+    (level,) = (
+        prediction
+        for prediction in plan_document["predicted"]
+        if prediction["concurrency"] == agents
+    )
     assert level["effective_tok_s"] == pytest.approx(published, rel=0.25)
-    assert found["rests_on"] == "corrected"
+    assert plan_document["rests_on"] == "corrected"
     assert any(
-        "figures corrected by rows of this layout (preset " in line for line in found["caveats"]
+        "figures corrected by rows of this layout (preset " in line
+        for line in plan_document["caveats"]
     )
 
 
@@ -297,7 +302,7 @@ def test_the_notes_of_the_preset_that_measured_a_layout_stand_beside_it():
     assert "rests on published rows of this layout" in out
 
 
-def test_drafts_that_a_preset_could_not_start_are_left_out_and_marked_where_they_are_wanted():
+def test_drafts_that_a_preset_could_not_start_are_left_out_or_marked():
     failed = "says preset qwen3.6-35b-a3b-2x3090-ep: MTP runs out of memory at start"
     plain = call("plan", "qwen3.6-35b-a3b", "--gpu", "2xrtx-3090", "-c", "4", check=0).out
     assert "mtp" not in plain.splitlines()[0]
@@ -305,8 +310,8 @@ def test_drafts_that_a_preset_could_not_start_are_left_out_and_marked_where_they
     out = call("plan", *MOE.replace("none", "mtp:1").split(), check=0).out
     assert "mtp n=1 (!)" in out
     assert out.count(f"mtp n=1 did not start in vllm on 2x rtx-3090, {failed}") == 1
-    other = call("plan", "qwen3.6-35b-a3b", "--gpu", "2xrtx-5090", "-c", "4", check=0).out
-    assert "did not start" not in other
+    two_cards = call("plan", "qwen3.6-35b-a3b", "--gpu", "2xrtx-5090", "-c", "4", check=0).out
+    assert "did not start" not in two_cards
 
 
 QUAD = (
@@ -322,7 +327,7 @@ QUAD = (
 )
 
 
-def test_every_format_of_a_model_on_a_rig_has_a_row_with_size_kernel_speed_verdict_and_why():
+def test_every_format_has_a_row_with_size_kernel_speed_verdict_and_why():
     """The tables of a write-up on four RTX 3090s: 4 bits ship, FP8 has no hardware, NVFP4 KV does
     not start.
     """
@@ -368,9 +373,9 @@ def test_the_first_format_is_the_one_that_the_plan_of_the_model_chooses(model, r
 
 def test_a_format_that_is_as_good_as_the_first_has_no_negative_zero_beside_it():
     json = call("plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--formats", "--json", check=0).json
-    said = [row["why"] for row in (*json["weights"], *json["kv"])]
-    assert any("+0%" in why for why in said)
-    assert not any("-0%" in why for why in said)
+    reasons = [row["why"] for row in (*json["weights"], *json["kv"])]
+    assert any("+0%" in why for why in reasons)
+    assert not any("-0%" in why for why in reasons)
 
 
 def test_formats_that_are_too_large_say_what_is_short_and_a_pinned_one_stands_alone():
@@ -388,15 +393,15 @@ def test_formats_that_are_too_large_say_what_is_short_and_a_pinned_one_stands_al
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "said"),
+    ("words", "code", "expected"),
     [
         (("--gpu", "rtx-5090"), 2, "--formats compares the formats of one rig"),
         (("--html", "plan.html"), 2, "--formats prints its tables only"),
     ],
 )
-def test_formats_are_of_one_rig_and_have_no_page(more, code, said):
-    done = call("plan", "qwen3-8b", "--gpu", "rtx-3090", "--formats", *more)
-    assert (done.code, said in done.error.message) == (code, True)
+def test_formats_are_of_one_rig_and_have_no_page(words, code, expected):
+    done = call("plan", "qwen3-8b", "--gpu", "rtx-3090", "--formats", *words)
+    assert (done.code, expected in done.error.message) == (code, True)
 
 
 def test_where_no_format_fits_the_exit_code_is_3():

@@ -410,9 +410,9 @@ def test_layers_that_compress_by_an_unknown_ratio_are_refused_by_name(config_of)
     """
     config = {**CONFIGS["DeepSeek-V4-Pro"], "layer_types": ["heavily_compressed_attention"] * 61}
     del config["compress_ratios"]
-    said = refused("catalog", "models", config_of("new", config))
-    assert "`layer_types` is 'heavily_compressed_attention', not a name" in said
-    assert "`compress_ratios` does" in said
+    message = refused("catalog", "models", config_of("new", config))
+    assert "`layer_types` is 'heavily_compressed_attention', not a name" in message
+    assert "`compress_ratios` does" in message
 
 
 # Of one of eight cards that share each tensor: its part of windows and state, and the weights of
@@ -452,10 +452,12 @@ ON_A_CARD = [
 
 
 @pytest.mark.parametrize(
-    ("name", "quant", "weights", "term", "kept"), ON_A_CARD, ids=[row[0] for row in ON_A_CARD]
+    ("name", "quant", "weights", "term", "kept_bytes"),
+    ON_A_CARD,
+    ids=[row[0] for row in ON_A_CARD],
 )
 def test_a_plan_has_the_weights_the_windows_and_the_state_of_a_published_model(
-    config_of, name, quant, weights, term, kept
+    config_of, name, quant, weights, term, kept_bytes
 ):
     layout = ["--engine", "vllm", "--tp", "8", "--quant", quant]
     words = [
@@ -470,6 +472,6 @@ def test_a_plan_has_the_weights_the_windows_and_the_state_of_a_published_model(
         "20000",
     ]
     (plan,) = call(*words, "--spec", "none", "--json", check=0).json["plans"][:1]
-    memory = {told["term"]: told["bytes"] for told in plan["memory"]}
+    memory = {row["term"]: row["bytes"] for row in plan["memory"]}
     assert memory["weights"] * 8 == pytest.approx(weights, rel=0.05)
-    assert memory[term] == kept
+    assert memory[term] == kept_bytes

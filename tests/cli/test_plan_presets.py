@@ -15,10 +15,10 @@ def document(*words):
 
 
 def test_a_preset_is_planned_on_its_cards_with_its_flags_and_without_graphs():
-    found = document(EAGER)
-    (plan,) = found["plans"]
-    assert found["rigs"][0]["rig"] == "2x rtx-3090"
-    assert found["rigs"][0]["link"]["kind"] == "nvlink"
+    answer = document(EAGER)
+    (plan,) = answer["plans"]
+    assert answer["rigs"][0]["rig"] == "2x rtx-3090"
+    assert answer["rigs"][0]["link"]["kind"] == "nvlink"
     assert (plan["engine"], plan["quant"], plan["topology"]["tp"], plan["slots"]) == (
         "vllm",
         "awq",
@@ -34,7 +34,7 @@ def test_a_preset_is_planned_on_its_cards_with_its_flags_and_without_graphs():
 
 def test_published_figures_stand_beside_what_is_expected_at_the_same_load():
     figures = document(REPLICAS)["preset"]["figures"]
-    assert [(one["concurrency"], one["published_tok_s"]) for one in figures[:3]] == [
+    assert [(figure["concurrency"], figure["published_tok_s"]) for figure in figures[:3]] == [
         (1, 81.8),
         (2, 154.0),
         (4, 225.4),
@@ -75,45 +75,45 @@ def test_eager_mode_is_slower_than_the_same_preset_with_graphs(paths):
 
 @pytest.mark.parametrize("name", sorted(shipped_presets()))
 def test_every_shipped_preset_has_a_plan_on_the_cards_it_was_measured_on(name):
-    found = document(name)
-    assert len(found["plans"]) == 1
-    assert found["plans"][0]["predicted"][0]["effective_tok_s"] > 0
-    assert len(found["preset"]["figures"]) == len(shipped_presets()[name].published)
+    answer = document(name)
+    assert len(answer["plans"]) == 1
+    assert answer["plans"][0]["predicted"][0]["effective_tok_s"] > 0
+    assert len(answer["preset"]["figures"]) == len(shipped_presets()[name].published)
 
 
 def test_a_preset_is_planned_for_other_cards_without_its_authors_figures():
-    found = document(REPLICAS, "--gpu", "2x rtx-4090")
-    assert found["rigs"][0]["rig"] == "2x rtx-4090"
-    assert found["preset"]["figures"] == []
+    answer = document(REPLICAS, "--gpu", "2x rtx-4090")
+    assert answer["rigs"][0]["rig"] == "2x rtx-4090"
+    assert answer["preset"]["figures"] == []
 
 
 def test_a_preset_that_needs_more_cards_than_the_rig_has_is_refused():
-    said = refused("plan", REPLICAS, "--gpu", "rtx-3090", code=3)
-    assert said.startswith(
+    message = refused("plan", REPLICAS, "--gpu", "rtx-3090", code=3)
+    assert message.startswith(
         f"the preset `{REPLICAS}` needs 2 cards (2 x TP=1), `rtx-3090` has 1 | "
     )
 
 
 def test_a_choice_that_the_preset_has_made_cannot_be_pinned_again():
-    said = refused("plan", REPLICAS, "--tp", "2")
-    assert said.startswith(f"--tp cannot be combined with the preset `{REPLICAS}` | ")
+    message = refused("plan", REPLICAS, "--tp", "2")
+    assert message.startswith(f"--tp cannot be combined with the preset `{REPLICAS}` | ")
 
 
 def test_slots_and_lengths_that_are_typed_go_into_plan_and_start_line():
-    found = document(
+    answer = document(
         EAGER, "--slots", "2", "-c", "2", "--prompt-tokens", "512", "--output-tokens", "128"
     )
-    assert found["goal"]["input_tokens"] == 512
-    assert found["plans"][0]["slots"] == 2
-    assert found["plans"][0]["up"] == f"skep up {EAGER} --slots 2"
+    assert answer["goal"]["input_tokens"] == 512
+    assert answer["plans"][0]["slots"] == 2
+    assert answer["plans"][0]["up"] == f"skep up {EAGER} --slots 2"
 
 
 def test_one_load_has_one_prediction_and_what_corrects_it_is_said():
-    found = document(REPLICAS)
+    answer = document(REPLICAS)
     levels = {
-        level["concurrency"]: level["effective_tok_s"] for level in found["plans"][0]["predicted"]
+        level["concurrency"]: level["effective_tok_s"] for level in answer["plans"][0]["predicted"]
     }
-    for figure in found["preset"]["figures"]:
+    for figure in answer["preset"]["figures"]:
         assert figure["predicted_tok_s"] == pytest.approx(levels[figure["concurrency"]], rel=1e-3)
         assert figure["uncorrected_tok_s"] != figure["predicted_tok_s"]
     out = call("plan", REPLICAS, check=0).out
@@ -137,8 +137,8 @@ def test_what_is_typed_as_the_preset_has_it_changes_nothing():
 
 
 def test_that_its_author_ran_it_is_not_said_of_what_was_typed():
-    said = refused("plan", REPLICAS, "--context", "262144", "--slots", "2", code=3)
-    assert "does not fit" in said
+    message = refused("plan", REPLICAS, "--context", "262144", "--slots", "2", code=3)
+    assert "does not fit" in message
     changed = document("qwen3.6-27b-3090-turboquant", "--no-graphs")["plans"][0]["caveats"][0]
     assert changed.startswith(
         "its author ran it, without what you changed, though by what skep knows "
@@ -171,8 +171,8 @@ def test_the_vision_tower_that_is_asked_for_is_in_the_start_line_and_is_started(
 
 
 def test_a_preset_that_the_planner_calls_impossible_is_planned_with_a_caution():
-    found = document("qwen3.6-27b-3090-turboquant")
-    assert found["plans"][0]["caveats"][0].startswith(
+    answer = document("qwen3.6-27b-3090-turboquant")
+    assert answer["plans"][0]["caveats"][0].startswith(
         "its author ran it, though by what skep knows "
     )
 

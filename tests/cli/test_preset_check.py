@@ -73,11 +73,13 @@ def test_a_preset_is_started_measured_beside_its_figures_and_the_plan_and_stoppe
         "a write-up",
         "2x rtx-3090",
     )
-    one, two = document["figures"]
-    assert [one["published"]["tok_s"], two["published"]["tok_s"]] == [100.0, 4000.0]
-    assert all(figure["planned_tok_s"] > 10 for figure in (one, two))
-    assert one["share"] == pytest.approx(one["measured_tok_s"] / 100)
-    assert two["measured_tok_s"] > 10 * one["measured_tok_s"]  # combined: 400 tokens in for 16 out
+    first, second = document["figures"]
+    assert [first["published"]["tok_s"], second["published"]["tok_s"]] == [100.0, 4000.0]
+    assert all(figure["planned_tok_s"] > 10 for figure in (first, second))
+    assert first["share"] == pytest.approx(first["measured_tok_s"] / 100)
+    assert (
+        second["measured_tok_s"] > 10 * first["measured_tok_s"]
+    )  # combined: 400 tokens in for 16 out
     (run,) = json.loads(typed("runs", "--json").stdout)
     assert run["id"] == document["run"]
     assert json.loads(typed("ps", "--json").stdout) == []
@@ -87,22 +89,22 @@ def test_a_preset_is_started_measured_beside_its_figures_and_the_plan_and_stoppe
 def test_the_planned_figure_of_a_check_is_that_of_the_plan_of_the_preset(mine, typed, paths):
     """Also where its author gives no lengths, which both take to be the same."""
     path = paths.config / "presets" / "mine.toml"
-    said = path.read_text()
+    page = path.read_text()
     silent = (
-        said.replace("input_tokens = 400", "")
+        page.replace("input_tokens = 400", "")
         .replace("output_tokens = 16", "")
         .replace("4096", "256")
     )
-    for text in (said, silent):
+    for text in (page, silent):
         path.write_text(text)
         planned = json.loads(typed("plan", mine, "--json").stdout)["preset"]["figures"]
         checked = json.loads(
             typed("check", mine, "--runs", "1", "--budget", "5s", "--json").stdout
         )["figures"]
-        assert [one["planned_tok_s"] for one in checked] == [
-            one["predicted_tok_s"] for one in planned
+        assert [figure["planned_tok_s"] for figure in checked] == [
+            figure["predicted_tok_s"] for figure in planned
         ]
-        assert {figure["input_tokens"] for figure in planned} == {400 if text == said else 128}
+        assert {figure["input_tokens"] for figure in planned} == {400 if text == page else 128}
 
 
 def test_an_engine_that_dies_while_it_is_checked_is_told_with_its_end(
@@ -127,18 +129,16 @@ def test_a_check_that_went_well_leaves_no_folder_of_its_own(mine, typed, paths):
     assert not (paths.state / "checks").exists()
 
 
-def test_a_preset_that_its_author_could_not_start_is_said_to_be_broken_before_it_starts(
-    mine, typed, paths
-):
+def test_a_preset_that_its_author_could_not_start_is_called_broken_beforehand(mine, typed, paths):
     path = paths.config / "presets" / "mine.toml"
     path.write_text('broken = "no memory left"\n' + path.read_text())
     lines = typed("check", mine, "-c", "1", "--runs", "1", "--budget", "20s").stderr.splitlines()
-    said = next(
+    line = next(
         place
         for place, line in enumerate(lines)
         if "its author could not start it: no memory left" in line
     )
-    assert said < next(
+    assert line < next(
         place for place, line in enumerate(lines) if line.startswith("starting mine")
     )
     done = typed("check", "qwen2.5-coder-32b-2x3090-pcie", check=2).stderr

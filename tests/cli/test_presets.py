@@ -39,7 +39,7 @@ def run(*words):
     return call("presets", *words, check=0)
 
 
-def test_the_list_has_every_preset_with_its_best_figure_and_breaks_no_line_of_80_columns():
+def test_the_list_has_every_preset_with_its_best_figure_in_80_columns():
     lines = run().out.splitlines()
     assert lines[0].split() == [
         "NAME",
@@ -51,16 +51,16 @@ def test_the_list_has_every_preset_with_its_best_figure_and_breaks_no_line_of_80
         "SOURCE",
     ]
     assert {line.split()[0] for line in lines[1:]} == {
-        name for name, one in shipped_presets().items() if not one.history
+        name for name, shipped in shipped_presets().items() if not shipped.history
     }
     (line,) = (line for line in lines if line.startswith(NAME))
     assert "225 tok/s at C=4" in line
     assert "(own)" not in line
-    found = list(shipped_presets().values())
-    narrow = record_lines(LIST, found, 80)
+    presets = list(shipped_presets().values())
+    narrow = record_lines(LIST, presets, 80)
     assert narrow[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
     assert all(len(line) <= 80 for line in narrow)
-    assert "SOURCE" in record_lines(LIST, found, 400)[0]
+    assert "SOURCE" in record_lines(LIST, presets, 400)[0]
 
 
 def test_the_list_as_json_has_exactly_its_keys_and_the_page_the_list_of_the_files():
@@ -148,9 +148,9 @@ def test_a_copy_of_ones_own_is_listed_as_such_is_valid_and_never_overwritten(fol
     checked = run("check", tmp_path / "elsewhere.toml")
     assert "is a valid preset" in checked.out
     assert "put it into" in checked.err
-    said = refused("presets", "show", "gemma-4-31b-4x3091")
-    assert "no preset is called `gemma-4-31b-4x3091`" in said
-    assert "`gemma-4-31b-4x3090`" in said
+    message = refused("presets", "show", "gemma-4-31b-4x3091")
+    assert "no preset is called `gemma-4-31b-4x3091`" in message
+    assert "`gemma-4-31b-4x3090`" in message
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ def test_a_preset_cannot_give_orders_to_the_terminal(folder, key, characters, na
         ),
         "options.quant": "[options]\nquant = {}",
     }
-    kept = "".join(
+    figures = "".join(
         line for line in MINE.splitlines(keepends=True) if not line.startswith(f"{key} ")
     )
     folder.mkdir(parents=True)
     line = lines.get(key, f"{key} = {{}}").format(f'"me{characters}"')
-    (folder / "mine.toml").write_text(f"{kept}{line}\n")
+    (folder / "mine.toml").write_text(f"{figures}{line}\n")
     for words in (("show", "mine"), ("show", "mine", "--json"), ("check", folder / "mine.toml")):
         error = refused("presets", *words)
         assert f"mine.toml: `{key}` contains the character {named}, which is not printed" in error
@@ -249,8 +249,8 @@ def test_a_wrong_file_is_told_by_key_and_hides_no_other(folder):
         assert "which skep sets itself" in refused("presets", "check", folder / "mine.toml")
     (folder / "mine.toml").write_text(MINE.replace("engine =", "engin ="))
     (folder / "Bad Name.toml").write_text(MINE)
-    said = refused("presets", "check", folder / "mine.toml")
-    assert "mine.toml: `engin` is an unknown key | did you mean `engine`?" in said
+    message = refused("presets", "check", folder / "mine.toml")
+    assert "mine.toml: `engin` is an unknown key | did you mean `engine`?" in message
     done = run()
     assert NAME in done.out
     assert done.err.count("left out: ") == 2
@@ -269,9 +269,7 @@ def export(*words):
 
 
 @pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
-def test_a_preset_of_ones_own_is_exported_in_every_form_and_a_script_is_written_to_be_run(
-    mine, tmp_path, form
-):
+def test_an_own_preset_is_exported_in_every_form_and_its_script_can_be_run(mine, tmp_path, form):
     text = export("mine", "--as", form, "--port", "9000", "--engine-port", "9100")
     assert "9000" in text
     assert "9101" in text
@@ -289,7 +287,7 @@ def test_a_model_on_cards_is_exported_as_it_is_planned():
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("mine", "--as", "kubernetes"), "--as `kubernetes` is unknown"),
         (
@@ -303,5 +301,5 @@ def test_a_model_on_cards_is_exported_as_it_is_planned():
         (("qwen3-8b", "--gpu", "rtx-nothing", "--as", "shell"), "rtx-nothing"),
     ],
 )
-def test_what_cannot_be_exported_is_said_in_one_line(mine, args, said):
-    assert said in refused("export", *args)
+def test_what_cannot_be_exported_is_said_in_one_line(mine, args, message):
+    assert message in refused("export", *args)

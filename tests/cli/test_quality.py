@@ -43,7 +43,7 @@ def write(path, rows):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A bank of numbers, one with every kind of checker, and an engine's answers to both."""
-    made = tmp_path_factory.mktemp("bank")
+    folder = tmp_path_factory.mktemp("bank")
     numbers = [
         {
             "id": f"n{n}",
@@ -53,24 +53,27 @@ def folder(tmp_path_factory):
         }
         for n in range(COUNT)
     ]
-    write(made / "numbers.jsonl", numbers)
+    write(folder / "numbers.jsonl", numbers)
     write(
-        made / "kinds.jsonl",
-        [{"id": one["kind"], "prompt": asked, "checker": one} for asked, one, _ in KINDS],
+        folder / "kinds.jsonl",
+        [
+            {"id": checker["kind"], "prompt": prompt, "checker": checker}
+            for prompt, checker, _ in KINDS
+        ],
     )
     answers = [
         {"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"}
         for n in range(COUNT)
     ]
     write(
-        made / "answers.jsonl",
-        answers + [{"prompt": asked, "answer": said} for asked, _, said in KINDS],
+        folder / "answers.jsonl",
+        answers + [{"prompt": prompt, "answer": answer} for prompt, _, answer in KINDS],
     )
     write(
-        made / "wordy.jsonl",
+        folder / "wordy.jsonl",
         [{"prompt": "e", "answer": "I would rather keep bees than write this."}],
     )
-    return made
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +148,9 @@ def test_every_kind_of_checker_in_a_bank_of_ones_own_takes_a_right_answer(folder
     assert level["difference"]["base_rate"] == level["difference"]["rate"] == 1.0
     table = call("bench", "export", measured["run_id"], "--requests", "--format", "csv").out
     rows = list(csv.DictReader(io.StringIO(table)))
-    assert {row["item"] for row in rows if row["outcome"]} == {one["kind"] for _, one, _ in KINDS}
+    assert {row["item"] for row in rows if row["outcome"]} == {
+        checker["kind"] for _, checker, _ in KINDS
+    }
 
 
 @pytest.mark.slow
@@ -156,7 +161,7 @@ def test_answers_that_were_all_cut_are_not_blamed_on_the_bank(good):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("--bank nonsense", "--bank `nonsense` is unknown"),
         ("--bank drills:9", "no such grade"),
@@ -171,10 +176,10 @@ def test_answers_that_were_all_cut_are_not_blamed_on_the_bank(good):
         ("--timeout soon", "not a duration"),
     ],
 )
-def test_bad_wishes_are_one_clear_line_with_a_hint(words, said):
-    told = refused("bench", "quality", *words.split(" "), *NOBODY)
-    assert said in told
-    assert not told.endswith("| None")
+def test_bad_wishes_are_one_clear_line_with_a_hint(words, expected):
+    message = refused("bench", "quality", *words.split(" "), *NOBODY)
+    assert expected in message
+    assert not message.endswith("| None")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +228,9 @@ def test_mixed_work_ends_with_tables_a_computed_advice_and_json_with_every_verdi
     assert run["model"] == "wordy"
     assert [level["name"] for level in run["levels"]] == ["P1", "P1+S1"]
     assert len(run["axes"]) == 6
-    assert {one["outcome"] for one in run["verdicts"] if one["item"] != "S1"} == {"no answer"}
+    assert {verdict["outcome"] for verdict in run["verdicts"] if verdict["item"] != "S1"} == {
+        "no answer"
+    }
     assert run["advice"]["concurrency"] is None
 
 
@@ -248,13 +255,13 @@ def test_no_advice_is_not_the_advice_that_no_level_will_do(good):
     ],
 )
 def test_bad_input_for_mixed_work_is_one_line_that_names_the_value(wordy, words, says, hint):
-    told = refused("bench", "mixed", "--url", wordy.url, *words.split())
-    assert says in told
-    assert hint in told.partition(" | ")[2]
+    message = refused("bench", "mixed", "--url", wordy.url, *words.split())
+    assert says in message
+    assert hint in message.partition(" | ")[2]
 
 
 @pytest.mark.needs("bwrap")
-def test_an_engine_that_is_not_there_or_fails_every_request_ends_with_an_error_and_missing_packages_are_named():
+def test_an_absent_or_failing_engine_is_an_error_and_missing_packages_are_named():
     refused("bench", "mixed", *NOBODY, code=1)
     with FakeEngine() as broken:
         broken.fault(kind="500", times=None)

@@ -25,13 +25,13 @@ ROW = {
 
 
 def test_nodes_are_a_column_where_there_are_any(capsys):
-    there = {**ROW, "restarts": 0, "why": None, "node": "node-7"}
-    print_records(HIVE, [there, {**ROW, "name": "gateway", "restarts": 0, "why": None}])
+    remote_row = {**ROW, "restarts": 0, "why": None, "node": "node-7"}
+    print_records(HIVE, [remote_row, {**ROW, "name": "gateway", "restarts": 0, "why": None}])
     title, replica, gateway = capsys.readouterr().out.splitlines()
     assert title.split()[:3] == ["NAME", "NODE", "STATE"]
     assert replica.split()[:3] == ["m-0", "node-7", "ready"]
     assert gateway.split()[:3] == ["gateway", "–", "ready"]
-    print_records(HIVE, [{**there, "node": None}])
+    print_records(HIVE, [{**remote_row, "node": None}])
     assert "NODE" not in capsys.readouterr().out
 
 
@@ -63,65 +63,61 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
     assert capfd.readouterr().out == "3 lines\nof the gateway\nleft by another hive\n"
 
 
-def test_a_log_elsewhere_is_followed_through_a_move_in_parts_and_none_is_asked_for_again(
-    paths, capfd, monkeypatch
-):
+def test_a_log_elsewhere_is_followed_in_parts_through_a_move(paths, capfd, monkeypatch):
     monkeypatch.setattr("skep.supervisor.control.POLL_ELSEWHERE_S", 0.01)
-    asked = []
+    requests = []
 
     def answer(message):
-        asked.append(message["offset"])
-        if len(asked) == 2:
+        requests.append(message["offset"])
+        if len(requests) == 2:
             raise EngineError("its node does not answer")
-        if len(asked) < 4:
-            return {"ok": True, "text": f"{len(asked)}\n", "offset": 2 * len(asked)}
+        if len(requests) < 4:
+            return {"ok": True, "text": f"{len(requests)}\n", "offset": 2 * len(requests)}
         return {"ok": True}
 
     with FakeHive(paths, answer):
         show_log(paths, "m-0", 3, follow=True)
-    assert asked == [None, 2, 2, 6]
+    assert requests == [None, 2, 2, 6]
     assert capfd.readouterr().out == "1\n3\n"
-    asked = []
+    requests = []
     text = "1\n2\n3\n"
 
     def answer(message):
-        asked.append(message["offset"])
-        at = asked[-1] or 0
-        if len(asked) == 3:
+        requests.append(message["offset"])
+        at = requests[-1] or 0
+        if len(requests) == 3:
             raise EngineError("its node does not answer")
-        told = {"text": (text + text)[at : at + 2], "offset": at + 2, "size": 6 if at < 6 else 12}
-        return {"ok": True, **(told if at < 12 else {})}
+        part = {"text": (text + text)[at : at + 2], "offset": at + 2, "size": 6 if at < 6 else 12}
+        return {"ok": True, **(part if at < 12 else {})}
 
     with FakeHive(paths, answer):
         with pytest.raises(EngineError, match="its node does not answer"):
             show_log(paths, "m-1", 3, follow=False)
-        assert (asked, capfd.readouterr().out) == ([None, 2, 4], "1\n2\n")
+        assert (requests, capfd.readouterr().out) == ([None, 2, 4], "1\n2\n")
         show_log(paths, "m-0", 3, follow=True)
-    assert asked[3:] == [None, 2, 4, 6, 8, 10, 12]
+    assert requests[3:] == [None, 2, 4, 6, 8, 10, 12]
     assert capfd.readouterr().out == text + text
 
 
-def test_what_could_not_be_ended_is_said_by_down_and_once_to_the_terminal_and_in_the_log(
-    paths, capsys
-):
+def test_what_could_not_be_ended_is_told_by_down_the_terminal_and_the_log(paths, capsys):
     """skep itself is down: that the cluster was not to be reached is a warning."""
-    left = "the cluster cannot be reached; what stands on its nodes ends within 60 s"
+    warning = "the cluster cannot be reached; what stands on its nodes ends within 60 s"
 
     def answer(_message):
         return {"ok": True, "pid": 2**30, "drain_s": 0.0, "stop_s": 5.0, "more": True}
 
-    with FakeHive(paths, answer, lambda: {"left_behind": [left]}):
-        told = call("down", check=0)
-    assert told.out == ""
-    assert told.err.splitlines() == [f"warning: {left}", "skep is down"]
+    with FakeHive(paths, answer, lambda: {"left_behind": [warning]}):
+        done = call("down", check=0)
+    assert done.out == ""
+    assert done.err.splitlines() == [f"warning: {warning}", "skep is down"]
     supervisor = SimpleNamespace(phase="stopping", last_rows=[], left_behind=(LEFT,))
     read_fd, write_fd = os.pipe()
     reporter = StartReporter(write_fd)
     reporter.changed(supervisor)
     reporter.changed(supervisor)
     reporter.close()
-    with os.fdopen(read_fd) as told:
-        assert told.read().count(LEFT) == 1
+    with os.fdopen(read_fd) as done:
+        assert done.read().count(LEFT) == 1
     assert capsys.readouterr().err.splitlines() == [f"warning: {LEFT}"]
 
 

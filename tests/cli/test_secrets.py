@@ -130,12 +130,12 @@ class KeyedDeployment:
 
         `below`: of another process than the deployment's own, and of those it started.
         """
-        shown = []
+        pages = []
         for pid in family(below or self.ready["pid"]):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
             if part in words:
-                shown.append((words, Path(f"/proc/{pid}/environ").read_bytes().decode()))
-        return shown
+                pages.append((words, Path(f"/proc/{pid}/environ").read_bytes().decode()))
+        return pages
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,9 @@ def hive(up, configure, env):
         url = None
 
         def write(self, **models):
-            configure(*({"model": model, **more} for model, more in models.items()), head=HEAD)
+            configure(
+                *({"model": model, **settings} for model, settings in models.items()), head=HEAD
+            )
 
         def start(self, **models):
             self.write(**models)
@@ -111,15 +113,15 @@ def test_nothing_is_lost_when_two_models_are_asked_for_all_the_time(hive):
     hive.start(a=fast, b=fast, c=fast)
 
     def client(number):
-        said = []
+        comments = []
         for turn in range(4):
             model = "abc"[(number + turn) % 3]
             if number % 2:
-                said.append(ask(hive.url, model=model)[0] == 200)
+                comments.append(ask(hive.url, model=model)[0] == 200)
             else:
                 with streaming(hive.url, model=model, max_tokens=3) as sock:
-                    said.append(b"data: [DONE]" in rest_of(sock, b""))
-        return all(said)
+                    comments.append(b"data: [DONE]" in rest_of(sock, b""))
+        return all(comments)
 
     with ThreadPoolExecutor(6) as crowd:
         assert all(crowd.map(client, range(6)))

@@ -114,23 +114,25 @@ def test_a_comparison_ends_with_its_verdict_and_a_report_of_both_judges_each_fig
     )
     call("report", a, b, "-o", "both.html", check=0)
     assert "not distinguishable" in (tmp_path / "both.html").read_text()
-    told = [compare(a, other, "--json", check=0).json["comparisons"] for other in (a, much_better)]
-    assert {one["judgement"] for one in told[0]} == {"not distinguishable"}
-    assert "better" in {one["judgement"] for one in told[1]}
+    comparisons = [
+        compare(a, run, "--json", check=0).json["comparisons"] for run in (a, much_better)
+    ]
+    assert {comparison["judgement"] for comparison in comparisons[0]} == {"not distinguishable"}
+    assert "better" in {comparison["judgement"] for comparison in comparisons[1]}
 
 
 def test_a_regression_is_the_last_word_after_a_row_a_level_and_exit_code_4(stored):
     a = stored()
     b = stored({1: STEADY, 2: slower(2)})
-    head, one, two, last = compare(a, b, check=4).out.rstrip().splitlines()
+    head, level_1, level_4, last = compare(a, b, check=4).out.rstrip().splitlines()
     assert head.split()[:3] == ["C", "A", "tok/s"]
     assert all(
         words in head for words in ("tok/s B/A", "TTFT p50 B/A", "TTFT p95 B/A", "TPOT p50 B/A")
     )
-    assert (one.split()[0], one.count(" = ") + one.endswith(" =")) == ("1", 4)
-    assert two.split()[0] == "2"
-    assert "0.50 (0.49..0.51) worse" in two
-    assert max(map(len, (head, one, two))) <= 120
+    assert (level_1.split()[0], level_1.count(" = ") + level_1.endswith(" =")) == ("1", 4)
+    assert level_4.split()[0] == "2"
+    assert "0.50 (0.49..0.51) worse" in level_4
+    assert max(map(len, (head, level_1, level_4))) <= 120
     assert last.startswith(
         "REGRESSION: B is worse than A by more than 5 %: effective tok/s at C=2 (50.0 % worse), "
     )
@@ -182,13 +184,13 @@ def test_a_comparison_says_what_is_no_regression_and_why(stored):
 def test_runs_of_other_lengths_are_refused_with_both_values(stored, work, words):
     a = stored()
     b = stored(**work)
-    said = refused("bench", "compare", a, b)
-    assert f"the lengths differ: {words}" in said
-    assert "--anyway" in said
+    message = refused("bench", "compare", a, b)
+    assert f"the lengths differ: {words}" in message
+    assert "--anyway" in message
     assert "these settings differ: " in compare(a, b, "--anyway", check=0).err
 
 
-def test_without_names_the_last_two_of_one_kind_are_compared_and_one_without_a_partner_is_said_to_have_none(
+def test_without_names_the_last_two_runs_of_one_kind_are_compared(
     stored,
 ):
     first = stored()
@@ -212,9 +214,7 @@ def test_without_names_the_last_two_of_one_kind_are_compared_and_one_without_a_p
     )
 
 
-def test_an_export_says_the_same_in_every_format_and_a_reader_that_leaves_early_is_no_crash(
-    stored, tmp_path
-):
+def test_an_export_says_the_same_in_every_format_also_to_a_reader_that_leaves(stored, tmp_path):
     run = stored()
     levels = call("bench", "export", run, "--format", "json", check=0).json["levels"]
     rows = [
@@ -225,8 +225,8 @@ def test_an_export_says_the_same_in_every_format_and_a_reader_that_leaves_early_
         assert float(row["effective_tok_s"]) == pytest.approx(level["effective_tok_s"], rel=1e-3)
         assert f"| {level['concurrency']} | {level['effective_tok_s']:.1f} " in table
     call("bench", "export", run, "--requests", "--format", "csv", "-o", "rows.csv", check=0)
-    kept = [*csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())]
-    assert len(kept) == sum(level["requests"] for level in levels) == 8
+    csv_rows = [*csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())]
+    assert len(csv_rows) == sum(level["requests"] for level in levels) == 8
     words = f"{sys.executable} -m skep runs export {stored()} --requests --format json | head -1"
     done = subprocess.run(["bash", "-c", words], env=os.environ, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[\n", "")
@@ -278,9 +278,7 @@ def test_the_store_can_be_copied_sized_and_cleared(stored, tmp_path):
         assert database.execute("SELECT count(*) FROM requests").fetchone() == (info["requests"],)
 
 
-def test_a_level_that_was_broken_off_is_not_compared_and_a_run_that_is_left_out_told_in_every_form(
-    stored, tmp_path
-):
+def test_a_level_broken_off_is_not_compared_and_a_run_left_out_is_told(stored, tmp_path):
     """3 tasks in turn against 1 of 3 at once made a speedup of 18 that was none."""
     run = stored({1: STEADY, 2: STEADY[:1]}, broken_off=[2], end=("failed", "interrupted"))
     exported = call("bench", "export", run, "--format", "json", check=0).json
@@ -289,12 +287,14 @@ def test_a_level_that_was_broken_off_is_not_compared_and_a_run_that_is_left_out_
     # Two runs of C=2 were narrated, the table had one of them: the slower one was gone without a
     # word.
     run = stored({1: STEADY[:2], 2: STEADY[:2]}, limited={(2, 1)})
-    two = call("bench", "export", run, "--format", "json", check=0).json["levels"][1]
-    assert [(one["client_limited"], one["counted"]) for one in two["repeats"]] == [
+    second_level = call("bench", "export", run, "--format", "json", check=0).json["levels"][1]
+    assert [
+        (repeat["client_limited"], repeat["counted"]) for repeat in second_level["repeats"]
+    ] == [
         (False, True),
         (True, False),
     ]
-    assert two["repeats"][1]["why"] == "event loop lag 51 ms"
+    assert second_level["repeats"][1]["why"] == "event loop lag 51 ms"
     markdown = call("bench", "export", run, check=0).out
     assert "| 1 of 2 |" in markdown
     assert " (2 runs) |" in markdown  # of C=1: no interval of two, least of all one below zero
@@ -310,10 +310,10 @@ ITEMS = [
 PASSES = ((1, 0, "base"), (1, 1, "again"), (4, 0, "load"))
 
 
-def judged_row(level, repeat, index, kind, traffic, at, **more):
+def judged_row(level, repeat, index, kind, traffic, at, **fields):
     times = {"first_token_s": at + 0.1, "last_token_s": at + 0.9, "output_tokens": 20}
     return Request(
-        level, repeat, index, kind, at, at + 1.0, traffic=traffic, answer="1", **times, **more
+        level, repeat, index, kind, at, at + 1.0, traffic=traffic, answer="1", **times, **fields
     )
 
 
@@ -383,9 +383,7 @@ def judged(paths):
     return runs
 
 
-def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts_but_their_levels_are_not(
-    judged, tmp_path
-):
+def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts(judged, tmp_path):
     """Forty items cannot exclude a loss of three points: the page says so."""
     call("report", judged["quality"], "-o", "q.html", check=0)
     assert "othing can be claimed: C=4 is not shown" in (tmp_path / "q.html").read_text()
@@ -411,8 +409,8 @@ def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts_but_their
     )
     for words in ("export quality", "compare quality mixed"):
         command, *names = words.split()
-        said = refused("bench", command, *(judged[name] for name in names))
-        assert "measures answers, not speed" in said
+        message = refused("bench", command, *(judged[name] for name in names))
+        assert "measures answers, not speed" in message
 
 
 def told(*words):

@@ -179,10 +179,10 @@ def under_way(tmp_path, engine):
 
 
 def ended(child):
-    _, said = child.communicate(timeout=10)
-    assert child.returncode == 130, said
-    assert "Traceback" not in said
-    return said
+    _, errors = child.communicate(timeout=10)
+    assert child.returncode == 130, errors
+    assert "Traceback" not in errors
+    return errors
 
 
 @pytest.fixture
@@ -194,22 +194,22 @@ def slow():
 def test_a_run_of_another_process_is_cancelled_and_resume_does_the_rest(slow, tmp_path):
     with under_way(tmp_path, slow) as child:
         assert "is cancelled" in swarm("cancel", "last", check=0).err
-        said = ended(child)
+        errors = ended(child)
     (run,) = runs()
     assert run["state"] == "cancelled"
-    assert f"cancelled: {run['done']} of 12" in said
+    assert f"cancelled: {run['done']} of 12" in errors
     output = tmp_path / "tasks.results.jsonl"
-    kept = output.read_text().splitlines()
-    assert len(kept) == run["done"] < 12
-    told = swarm("resume", "--last", check=0).err.splitlines()[0]
+    lines = output.read_text().splitlines()
+    assert len(lines) == run["done"] < 12
+    first_line = swarm("resume", "--last", check=0).err.splitlines()[0]
     for words in (
         run["id"],
         "tasks.jsonl",
         f"{run['left']} of 12 tasks left",
         f"results in {output}",
     ):
-        assert words in told
-    assert output.read_text().splitlines()[: len(kept)] == kept
+        assert words in first_line
+    assert output.read_text().splitlines()[: len(lines)] == lines
     assert sorted(ids(output.read_text())) == TASKS
 
 
@@ -226,11 +226,11 @@ def test_a_file_that_another_run_has_overwritten_is_left_until_it_is_moved_away(
     swarm("run", "tasks.jsonl", "--overwrite", "--url", engine.url, *MODEL, check=0)
     output = tmp_path / "tasks.results.jsonl"
     theirs = output.read_text()
-    asked = slow.state()["requests"]
-    said = refusal("resume", first["id"])
-    assert str(output) in said
-    assert "move it away" in said
-    assert slow.state()["requests"] == asked
+    requests = slow.state()["requests"]
+    message = refusal("resume", first["id"])
+    assert str(output) in message
+    assert "move it away" in message
+    assert slow.state()["requests"] == requests
     moved = output.rename(tmp_path / "theirs.jsonl")
     json = swarm("resume", first["id"], "--json", check=0).json
     assert json["output"] == str(output)
@@ -243,9 +243,9 @@ def test_a_file_that_another_run_has_overwritten_is_left_until_it_is_moved_away(
 def test_every_wish_to_end_keeps_what_is_done_and_says_how_to_go_on(slow, tmp_path, number):
     with under_way(tmp_path, slow) as child:
         child.send_signal(number)
-        said = ended(child)
+        errors = ended(child)
     (run,) = runs()
-    assert f"resume with `skep swarm resume {run['id']}`" in said
+    assert f"resume with `skep swarm resume {run['id']}`" in errors
     assert run["state"] == "stopped"
     assert run["done"] == len((tmp_path / "tasks.results.jsonl").read_text().splitlines())
 
@@ -258,20 +258,20 @@ def printed(*words):
 def run_id(paths, tmp_path):
     """Three tasks: one done, one failed after two tries, one left; its process has stopped."""
     with open_store(paths.store) as store:
-        told = {"url": "http://127.0.0.1:1/v1", "output": str(tmp_path / "out.jsonl")}
-        return put_swarm_run(store, "tasks.jsonl", done=1, left=1, outcome="stopped", **told)
+        options = {"url": "http://127.0.0.1:1/v1", "output": str(tmp_path / "out.jsonl")}
+        return put_swarm_run(store, "tasks.jsonl", done=1, left=1, outcome="stopped", **options)
 
 
 def test_a_faulty_file_is_told_by_its_lines_before_anything_runs(paths, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "promt": "y"}\n')
-    said = refusal("run", "bad.jsonl", *NOBODY)
-    assert said.startswith("bad.jsonl, line 2: `promt` is not known; did you mean `prompt`?")
+    message = refusal("run", "bad.jsonl", *NOBODY)
+    assert message.startswith("bad.jsonl, line 2: `promt` is not known; did you mean `prompt`?")
     assert not paths.store.exists()
     assert not (tmp_path / "bad.results.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("nosuch.jsonl",), "nosuch.jsonl"),
         ((), "no tasks"),
@@ -291,19 +291,17 @@ def test_a_faulty_file_is_told_by_its_lines_before_anything_runs(paths, tmp_path
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_is_refused_before_anything_runs(paths, tmp_path, words, said):
+def test_what_cannot_be_is_refused_before_anything_runs(paths, tmp_path, words, message):
     (tmp_path / "folder").mkdir()
-    assert said in refusal("run", *NOBODY, *words)
+    assert message in refusal("run", *NOBODY, *words)
     assert not paths.store.exists()
 
 
-def test_results_are_not_written_over_and_a_run_or_task_that_is_not_there_told_with_those_that_are(
-    tmp_path, run_id
-):
+def test_results_are_not_written_over_and_unknown_runs_named_with_known_ones(tmp_path, run_id):
     (tmp_path / "out.jsonl").write_text("precious\n")
-    told = refusal("run", "tasks.jsonl", "-o", "out.jsonl", *NOBODY)
-    assert f"skep swarm resume {run_id}" in told
-    assert "--overwrite" in told
+    message = refusal("run", "tasks.jsonl", "-o", "out.jsonl", *NOBODY)
+    assert f"skep swarm resume {run_id}" in message
+    assert "--overwrite" in message
     assert (tmp_path / "out.jsonl").read_text() == "precious\n"
     assert [run["id"] for run in runs()] == [run_id]
     for command in ("show", "cancel", "resume", "results", "report"):
@@ -313,7 +311,7 @@ def test_results_are_not_written_over_and_a_run_or_task_that_is_not_there_told_w
         assert "name one run, or --last" in refusal("resume", *words)
 
 
-def test_without_any_run_the_command_that_makes_one_is_named_and_looking_makes_no_file(paths):
+def test_without_any_run_the_command_that_makes_one_is_named(paths):
     for words in ("show last", "cancel last", "results last", "report last", "trace last x"):
         assert "skep swarm run" in refusal(*words.split())
     nothing = swarm("ls", check=0)
@@ -322,9 +320,9 @@ def test_without_any_run_the_command_that_makes_one_is_named_and_looking_makes_n
 
 
 def test_an_endpoint_that_stays_down_ends_the_run_and_not_the_journal():
-    said = refusal("run", "tasks.jsonl", *NOBODY, "--deadline", "200ms", code=1)
+    message = refusal("run", "tasks.jsonl", *NOBODY, "--deadline", "200ms", code=1)
     (run,) = runs()
-    assert f"skep swarm resume {run['id']}" in said
+    assert f"skep swarm resume {run['id']}" in message
     assert (run["state"], run["left"]) == ("stopped", 12)
     # None was: nothing is tried again.
     assert "failed" in refusal("run", "--failed-of", run["id"], *NOBODY)
@@ -352,21 +350,21 @@ def test_a_run_is_listed_shown_traced_exported_drawn_and_cancelled(run_id, tmp_p
     Traced: messages, attempts, answer. Results: in the order of the tasks.
     """
     assert [cell in printed("ls") for cell in (run_id, "stopped", "tasks.jsonl")] == [True] * 3
-    (told,) = runs()
-    assert (told["id"], told["done"], told["failed"], told["left"]) == (run_id, 1, 1, 1)
-    shown = printed("show", run_id)
-    assert shown.index("out of memory") < shown.index("1 done, 1 failed, 1 left of 3")
+    (run,) = runs()
+    assert (run["id"], run["done"], run["failed"], run["left"]) == (run_id, 1, 1, 1)
+    page = printed("show", run_id)
+    assert page.index("out of memory") < page.index("1 done, 1 failed, 1 left of 3")
     assert f"skep swarm resume {run_id}" in swarm("show", "last").err
-    told = swarm("show", run_id[:12], "--json", check=0).json
-    assert told["failures"] == [{"id": "task-1", "tries": 2, "kind": "http", "message": ERROR}]
-    assert told["account"]["tasks"] == 3
-    shown = printed("trace", run_id, "task-1")
-    places = [shown.index(words) for words in ("hi", "rejected", "failed after 2 tries", "half")]
+    run = swarm("show", run_id[:12], "--json", check=0).json
+    assert run["failures"] == [{"id": "task-1", "tries": 2, "kind": "http", "message": ERROR}]
+    assert run["account"]["tasks"] == 3
+    page = printed("trace", run_id, "task-1")
+    places = [page.index(words) for words in ("hi", "rejected", "failed after 2 tries", "half")]
     assert places == sorted(places)
-    assert "\x1b" not in shown
-    told = swarm("trace", run_id, "task-1", "--json", check=0).json
-    assert [one["outcome"] for one in told["attempts"]] == ["rejected", "failed"]
-    assert told["result"]["tries"] == 2
+    assert "\x1b" not in page
+    run = swarm("trace", run_id, "task-1", "--json", check=0).json
+    assert [attempt["outcome"] for attempt in run["attempts"]] == ["rejected", "failed"]
+    assert run["result"]["tries"] == 2
     assert "no result yet" in printed("trace", "last", "task-2")
     assert ids(printed("results", run_id)) == ["task-0", "task-1"]
     assert ids(printed("results", run_id, "--failed")) == ["task-1"]
@@ -379,8 +377,8 @@ def test_a_run_is_listed_shown_traced_exported_drawn_and_cancelled(run_id, tmp_p
 def test_a_run_killed_after_its_last_result_is_done_when_it_is_resumed(paths, tmp_path):
     """Nothing is sent: nobody listens at its URL."""
     with open_store(paths.store) as store:
-        told = {"url": "http://127.0.0.1:1/v1", "output": str(tmp_path / "out.jsonl")}
-        run = put_swarm_run(store, "tasks.jsonl", outcome="stopped", **told)
+        options = {"url": "http://127.0.0.1:1/v1", "output": str(tmp_path / "out.jsonl")}
+        run = put_swarm_run(store, "tasks.jsonl", outcome="stopped", **options)
     assert "2 of 3 tasks done" in swarm("resume", run, check=1).err
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
 
@@ -396,36 +394,36 @@ def text_of(lines):
     return ["".join(text for text, _ in line) for line in lines]
 
 
-def test_a_frame_fits_its_window_and_shows_an_endpoint_that_is_down_with_the_time_that_is_left():
-    shown = text_of(
+def test_a_frame_fits_its_window_and_shows_how_long_an_endpoint_may_be_down():
+    page = text_of(
         frame(replace(PROGRESS, lanes=LANES, last=("task-9 failed",)), Page(80, 20), "run")
     )
-    assert len(shown) <= 20
-    assert any("30 done, 2 failed, 18 left of 50" in line for line in shown)
-    assert any("more at work" in line for line in shown)
-    assert shown[-1] == "task-9 failed"
-    shown = " ".join(text_of(frame(DOWN, Page(80, 24), "run", deadline_s=60.0)))
-    assert "has not answered for 12.0 s (connection refused)" in shown
-    assert "gives up in 48.0 s" in shown
+    assert len(page) <= 20
+    assert any("30 done, 2 failed, 18 left of 50" in line for line in page)
+    assert any("more at work" in line for line in page)
+    assert page[-1] == "task-9 failed"
+    page = " ".join(text_of(frame(DOWN, Page(80, 24), "run", deadline_s=60.0)))
+    assert "has not answered for 12.0 s (connection refused)" in page
+    assert "gives up in 48.0 s" in page
 
 
 def test_the_speed_is_a_floor_until_an_answer_has_ended():
     exact = " ".join(text_of(frame(PROGRESS, Page(80, 24), "run")))
     floor = replace(PROGRESS, tok_s_is_floor=True)
-    shown = " ".join(text_of(frame(floor, Page(80, 24), "run")))
-    assert "at least 80.0 tok/s" in shown
+    page = " ".join(text_of(frame(floor, Page(80, 24), "run")))
+    assert "at least 80.0 tok/s" in page
     assert "at least" not in exact
     assert ", at least 80.0 tok/s," in progress_line(floor)
 
 
-def test_where_nobody_watches_a_long_run_says_less_and_less_and_news_come_with_the_next_line():
+def test_unwatched_a_long_run_says_less_and_less_and_news_with_the_next_line():
     ticker = SwarmProgressLines()
-    said = [
+    lines = [
         second for second in range(3600) if ticker.take(replace(PROGRESS, elapsed_s=float(second)))
     ]
-    pauses = [later - earlier for earlier, later in pairwise(said)]
+    pauses = [later - earlier for earlier, later in pairwise(lines)]
     assert (min(pauses), max(pauses)) == (5, 60)
-    assert len(said) < 100
+    assert len(lines) < 100
     ticker = SwarmProgressLines(60.0)
     ticker.take(PROGRESS)
     news = tuple(f"task-{number} failed" for number in range(5))

@@ -88,14 +88,12 @@ def test_a_dry_run_shows_the_split_and_sends_no_task(folder, engine):
         "orchestrator",
         {"how": "merge"},
     )
-    shown = ask(GOAL, FILES, "--url", engine.url, "--dry-run")
-    assert (shown.code, shown.out) == (0, "")
+    page = ask(GOAL, FILES, "--url", engine.url, "--dry-run")
+    assert (page.code, page.out) == (0, "")
     assert not list((folder.parent / "data").rglob("skep.sqlite3"))
 
 
-def test_answers_stand_one_after_the_other_or_go_to_their_file_and_json_says_how_they_were_made(
-    folder, engine
-):
+def test_answers_are_printed_or_written_and_json_says_how_they_were_made(folder, engine):
     done = ask(GOAL, "docs/bees.md", "--url", engine.url, "-o", "answer.md", "--json", check=0)
     assert (folder / "answer.md").read_text() == "Bees, mostly.\n"
     document = done.json
@@ -111,9 +109,7 @@ def test_answers_stand_one_after_the_other_or_go_to_their_file_and_json_says_how
     )
 
 
-def test_a_plan_that_cannot_be_used_is_asked_for_again_and_one_that_takes_too_long_made_by_rule(
-    folder, engine
-):
+def test_an_unusable_plan_is_asked_for_again_and_a_late_one_made_by_rule(folder, engine):
     done = ask(f"{GOAL} (bad plan please)", FILES, "--url", engine.url, "--by-model", check=0)
     assert "asking once more" in done.err
     assert "2 tasks, split by rule" in done.err
@@ -197,7 +193,7 @@ def test_a_planned_task_that_asks_for_nothing_is_never_sent(folder, orchestrator
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["  ", FILES], "the goal is empty"),
         ([GOAL, "--chunk-tokens", "500"], "--chunk-tokens cuts files, and no files are named"),
@@ -208,8 +204,8 @@ def test_a_planned_task_that_asks_for_nothing_is_never_sent(folder, orchestrator
         ([GOAL, FILES, "--key-env", "SKEP_ABSENT_KEY"], "is not set"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(folder, args, said):
-    assert said in refused("swarm", "ask", *args, "--url", NOWHERE)
+def test_what_is_wrong_is_said_before_anything_runs(folder, args, message):
+    assert message in refused("swarm", "ask", *args, "--url", NOWHERE)
 
 
 def test_files_of_another_folder_may_be_named_in_ones_own_shell(folder, monkeypatch):
@@ -223,9 +219,9 @@ def test_files_of_another_folder_may_be_named_in_ones_own_shell(folder, monkeypa
 
 
 def test_an_endpoint_that_stays_down_gives_no_plan_and_leaves_a_run_to_be_resumed(folder):
-    asked = ("swarm", "ask", GOAL, FILES, "--url", NOWHERE)
-    refused(*asked, "--by-model", code=1)
-    assert "skep swarm resume" in refused(*asked, "--deadline", "0.2s", code=1)
+    words = ("swarm", "ask", GOAL, FILES, "--url", NOWHERE)
+    refused(*words, "--by-model", code=1)
+    assert "skep swarm resume" in refused(*words, "--deadline", "0.2s", code=1)
 
 
 def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, tmp_path):

@@ -88,8 +88,8 @@ def view_of(*readings):
 
 
 def line_of(lines, start):
-    (found,) = [line for line in lines if line.startswith(start)]
-    return found
+    (line,) = [line for line in lines if line.startswith(start)]
+    return line
 
 
 def rate_of(*points):
@@ -132,14 +132,14 @@ def test_a_rate_is(points, per_s):
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=4).filter(sum), st.integers(5, 40))
-def test_a_bar_is_full_and_only_a_part_of_zero_has_no_cell(parts, most):
-    cells = bar_cells(parts, sum(parts), most)
-    assert sum(cells) == most
+def test_a_bar_is_full_and_only_a_part_of_zero_has_no_cell(parts, cell_count):
+    cells = bar_cells(parts, sum(parts), cell_count)
+    assert sum(cells) == cell_count
     assert [cell > 0 for cell in cells] == [part > 0 for part in parts]
-    assert sum(parts) != most or cells == parts
+    assert sum(parts) != cell_count or cells == parts
 
 
-def test_a_bar_draws_active_releasing_and_free_slots_and_a_sparkline_tells_zero_from_little():
+def test_a_bar_draws_active_releasing_and_free_slots_and_a_sparkline_zero():
     lines = lines_of(view_of(reading(replicas=[served(active=3, releasing=2)])))
     assert "███▒▒···     3/8" in line_of(lines, "m-0")
     lines = lines_of(view_of(reading([row(slots=400)], [served(slots=400, active=100)])), 120)
@@ -150,7 +150,7 @@ def test_a_bar_draws_active_releasing_and_free_slots_and_a_sparkline_tells_zero_
     assert sparkline((), 40) == "  max 0"
 
 
-def test_a_replica_or_a_lost_cluster_is_shown_that_one_of_supervisor_and_gateway_knows_as_who_knows_best():
+def test_a_replica_or_lost_cluster_is_shown_as_who_knows_best_has_it():
     """The gateway lists the replaced process, draining, beside the new one of the same name: they
     are one line.
     """
@@ -196,7 +196,7 @@ def test_a_replica_or_a_lost_cluster_is_shown_that_one_of_supervisor_and_gateway
     assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)
 
 
-def test_tokens_per_second_are_shown_by_replica_and_in_total_and_queues_by_model_and_class():
+def test_tokens_a_second_are_shown_by_replica_and_in_total_queues_by_model():
     rows = [row(), row("m-1"), row("m-2")]
     replicas = [served(), served("m-1"), served("m-2")]
     first = reading(rows, replicas, tokens={"m-0": 100}, ended={"answered": 4})
@@ -235,13 +235,13 @@ def test_without_a_gateway_or_a_token_so_far_nothing_is_said_to_be_zero():
     assert "– none yet" in lines[-1]
     idle = view_of(*[reading(rows, [served(), served("m-1")], tokens={"m-0": 100})] * 3)
     assert idle.rates()["tok_s"] == 0.0
-    gone = reading([row()], tokens={"m-0": 5})
-    gone["rows"][-1] |= {
+    without_the_other = reading([row()], tokens={"m-0": 5})
+    without_the_other["rows"][-1] |= {
         "state": "starting",
         "restarts": 1,
         "why": "the gateway ended with code -9",
     }
-    view = view_of(reading(tokens={"m-0": 5}), {**gone, "gateway": {}})
+    view = view_of(reading(tokens={"m-0": 5}), {**without_the_other, "gateway": {}})
     lines = lines_of(view)
     assert "gateway starting, restarts 1: the gateway ended with code -9" in lines
     assert "the gateway reports no figures" in lines
@@ -310,72 +310,68 @@ def control(env):
 
 @pytest.fixture
 def terminal(env):
-    made = []
+    terminals = []
 
     def start(*args, **extra):
-        made.append(Terminal({**env, **extra}, "top", *args))
-        return made[-1]
+        terminals.append(Terminal({**env, **extra}, "top", *args))
+        return terminals[-1]
 
     yield start
-    for found in made:
-        found.close()
+    for opened in terminals:
+        opened.close()
 
 
-def test_top_follows_the_hive_also_through_bad_answers_and_shows_by_arrows_what_has_no_place_until_q(
-    control, terminal
-):
-    shown = terminal("--every", "100ms", NO_COLOR="")
-    shown.until("███·····     3/8")
-    assert "\x1b[32m" in shown.raw
+def test_top_follows_the_hive_through_bad_answers_and_scrolls_until_q(control, terminal):
+    page = terminal("--every", "100ms", NO_COLOR="")
+    page.until("███·····     3/8")
+    assert "\x1b[32m" in page.raw
     control.answer = reading(
         replicas=[served(active=4, releasing=1, state="half-open")], pid=os.getpid()
     )
-    shown.until("████▒···     4/8")
-    shown.until("half-open")
+    page.until("████▒···     4/8")
+    page.until("half-open")
     good = control.answer
     control.answer = EngineError("the supervisor is busy")
-    shown.until("the supervisor is busy")
-    assert "4/8" in shown.output.rpartition("the supervisor is busy")[0].rpartition("\x1b[H")[0]
+    page.until("the supervisor is busy")
+    assert "4/8" in page.output.rpartition("the supervisor is busy")[0].rpartition("\x1b[H")[0]
     control.answer = {**good, "phase": "stopping"}
-    shown.until("stopping")
+    page.until("stopping")
     names = [f"m-{i}" for i in range(40)]
     control.answer = reading(
         [row(name) for name in names], [served(name) for name in names], pid=os.getpid()
     )
-    shown.until("more lines: arrow down")
-    assert "m-39" not in shown.output
-    shown.press(b"\x1b[B" * 20)
-    shown.until("m-39")
-    shown.press(b"x")
-    shown.press(b"Q")
-    assert shown.left() == 0
-    assert "Traceback" not in shown.output
+    page.until("more lines: arrow down")
+    assert "m-39" not in page.output
+    page.press(b"\x1b[B" * 20)
+    page.until("m-39")
+    page.press(b"x")
+    page.press(b"Q")
+    assert page.left() == 0
+    assert "Traceback" not in page.output
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
 def test_a_signal_ends_top_and_leaves_the_terminal_as_it_was(control, terminal, number, code):
-    shown = terminal()
-    shown.until("q quits")
-    shown.process.send_signal(number)
-    assert shown.left() == code
-    assert "Traceback" not in shown.output
-    assert "Aborted" not in shown.output
+    page = terminal()
+    page.until("q quits")
+    page.process.send_signal(number)
+    assert page.left() == code
+    assert "Traceback" not in page.output
+    assert "Aborted" not in page.output
 
 
 def test_top_says_when_the_hive_goes_down_and_respects_no_color(control, terminal):
-    shown = terminal("--every", "100ms", NO_COLOR="1")
-    shown.until("q quits")
-    assert "\x1b[32m" not in shown.raw
+    page = terminal("--every", "100ms", NO_COLOR="1")
+    page.until("q quits")
+    assert "\x1b[32m" not in page.raw
     control.close()
-    shown.until("skep is down")
-    assert shown.left() == 0
+    page.until("skep is down")
+    assert page.left() == 0
 
 
-def test_without_a_terminal_one_frame_of_two_readings_is_printed_and_json_is_the_reading_and_its_rates(
-    control, skep
-):
+def test_without_a_terminal_one_frame_is_printed_and_json_has_the_rates(control, skep):
     lines = skep("top", check=0).stdout.splitlines()
     assert control.asked == 2
     assert "http://127.0.0.1:8400  ready  up " in lines[0]
@@ -417,8 +413,8 @@ def test_top_of_a_real_hive_with_an_answer_under_way(skep, configure, up):
         "requests_per_s": 0.0,
         "replicas": {"fake-model-0": rates["tok_s"]},
     }
-    *told, speed, restarts, mark = line_of(frame, "fake-model-0").split()
-    assert (*told, restarts, mark) == (
+    *columns, speed, restarts, mark = line_of(frame, "fake-model-0").split()
+    assert (*columns, restarts, mark) == (
         "fake-model-0",
         "fake-model",
         "up",

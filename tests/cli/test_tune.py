@@ -128,27 +128,27 @@ def test_a_tuning_begins_at_the_plan_and_says_how_far_off_that_was():
     assert "--from `below` is unknown" in refusal(*TUNING[:-2], "--from", "below")
 
 
-def the_document_has_baseline_best_and_stages(told):
-    assert told["tuning"]["simulated"] is True
-    assert told["tuning"]["goal"] == "effective_tok_s@4"
-    assert told["baseline"]["decision"] == "baseline"
-    assert told["best"]["config"]["graphs"] is True
-    assert told["gain"]["low"] > 1.0
-    assert told["reason"]
+def the_document_has_baseline_best_and_stages(document):
+    assert document["tuning"]["simulated"] is True
+    assert document["tuning"]["goal"] == "effective_tok_s@4"
+    assert document["baseline"]["decision"] == "baseline"
+    assert document["best"]["config"]["graphs"] is True
+    assert document["gain"]["low"] > 1.0
+    assert document["reason"]
 
 
-def the_story_says_what_it_is(said, page):
-    assert "SIMULATED" in said
-    assert "baseline: graphs off, slots" in said
-    assert "graphs off → on" in said
+def the_story_says_what_it_is(text, page):
+    assert "SIMULATED" in text
+    assert "baseline: graphs off, slots" in text
+    assert "graphs off → on" in text
     assert "SIMULATED" in page.upper()
 
 
 def what_is_kept_can_be_shown_and_listed():
-    shown = tune("show", check=0)
-    assert shown.out.startswith("SIMULATED: qwen3-8b (vllm) on rtx-4090")
-    assert "accepted" in shown.out
-    assert " 2 starts with " in shown.out
+    page = tune("show", check=0)
+    assert page.out.startswith("SIMULATED: qwen3-8b (vllm) on rtx-4090")
+    assert "accepted" in page.out
+    assert " 2 starts with " in page.out
     (row,) = tune("ls", "--json", check=0).json
     assert row["state"] == "ended"
     assert row["to"] > row["from"]
@@ -159,10 +159,10 @@ def the_best_becomes_a_preset_once():
     """A name that is taken is not written over unasked."""
     folder = presets_folder(user_paths(os.environ))
     tune("export", "my-8b", check=0)
-    found = preset("my-8b", folder)
-    assert found.options.graphs is True
-    assert any("SIMULATED, not measured" in note for note in found.notes)
-    assert not found.published
+    stored_preset = preset("my-8b", folder)
+    assert stored_preset.options.graphs is True
+    assert any("SIMULATED, not measured" in note for note in stored_preset.notes)
+    assert not stored_preset.published
     assert "already exists" in refusal("export", "my-8b")
     tune("export", "my-8b", "--overwrite", check=0)
     assert tune("show", "--json", check=0).json["presets"] == ["my-8b", "my-8b"]
@@ -192,7 +192,7 @@ async def cut_off_after(stages):
         await TuningJournal(tunings, tunings.begin(ready.tuning), time.time).run(search, bench)
 
 
-def test_a_tuning_of_an_earlier_version_that_turned_the_power_limit_is_shown_and_exported_but_not_resumed():
+def test_a_tuning_with_power_limits_is_shown_and_exported_but_not_resumed():
     tuning = prepare(OPTIONS, user_paths(os.environ)).tuning
     start = tuning.baseline.turned({"power_cap": 100})
     capped = start.turned({"power_cap": 70})
@@ -216,11 +216,11 @@ def interrupted(words, line):
     """What is said after Ctrl-C, which comes when `line` has been said."""
     command = [sys.executable, "-m", "skep", "tune", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        next(said for said in process.stderr if said.startswith(line))
+        next(line_read for line_read in process.stderr if line_read.startswith(line))
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
-    assert process.returncode == 130, said
-    return said
+        errors = process.stderr.read()
+    assert process.returncode == 130, errors
+    return errors
 
 
 ONE_3090 = ("qwen3.6-27b", "--gpu", "rtx-3090", "--simulate", "--seed", "1", "--knobs", "mtp")
@@ -270,12 +270,12 @@ def test_a_tuning_that_could_start_nothing_says_why():
 
 def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
     """Exit code 130, as of every command that is stopped."""
-    said = interrupted(
+    errors = interrupted(
         ("qwen3-8b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1"),
         "step 0 baseline",
     )
-    assert "error: stopped after" in said
-    assert "hint: `skep tune resume" in said
+    assert "error: stopped after" in errors
+    assert "hint: `skep tune resume" in errors
 
 
 @pytest.mark.slow
@@ -295,20 +295,22 @@ def test_a_tuning_on_a_real_engine_is_stopped_resumed_and_leaves_a_preset(env, t
     assert not engines_of(tmp_path)
     if document["best"]["number"]:
         (name,) = document["presets"]
-        found = preset(name, presets_folder(user_paths(env)))
-        assert found.published[0].tok_s == pytest.approx(document["best"]["figure"]["estimate"])
+        stored_preset = preset(name, presets_folder(user_paths(env)))
+        assert stored_preset.published[0].tok_s == pytest.approx(
+            document["best"]["figure"]["estimate"]
+        )
 
 
 def engines_of(folder):
     """Processes that were started with folders of this test."""
-    found = []
+    sides = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if os.fsencode(folder) in (place / "environ").read_bytes() and place.name != str(
                 os.getpid()
             ):
-                found.append(place.name)
-    return found
+                sides.append(place.name)
+    return sides
 
 
 def test_a_preset_that_does_not_start_is_told_and_nothing_is_tuned(paths):
@@ -320,9 +322,9 @@ def test_a_preset_that_does_not_start_is_told_and_nothing_is_tuned(paths):
         '"/no/such/file.gguf"\n'
         'hardware = "cpu"\nsource = "a test"\nslots = 1\n'
     )
-    said = refusal("broken", *LOAD, code=1)
-    assert said.startswith("nothing was tuned, the baseline refused before the start: ")
-    assert "/no/such/file.gguf" in said
+    message = refusal("broken", *LOAD, code=1)
+    assert message.startswith("nothing was tuned, the baseline refused before the start: ")
+    assert "/no/such/file.gguf" in message
     (row,) = tune("ls", "--json", check=0).json
     assert row["stages"] == 1
     assert "refused before the start: " in tune("show", check=0).out
@@ -377,21 +379,21 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"), REFUSED, ids=[" ".join(words) for words, _, _ in REFUSED]
+    ("words", "code", "expected"), REFUSED, ids=[" ".join(words) for words, _, _ in REFUSED]
 )
-def test_it_is_refused_in_one_line_and_nothing_is_stored(words, code, said, paths):
+def test_it_is_refused_in_one_line_and_nothing_is_stored(words, code, expected, paths):
     message, _, hint = refusal(*words, code=code).partition(" | ")
-    assert said in message
+    assert expected in message
     assert hint != "None"
     assert not paths.store.exists()
 
 
-def test_without_cards_there_is_nothing_to_simulate_unless_named_and_a_preset_for_cards_is_not_tuned(
+def test_without_cards_nothing_is_simulated_unless_named_and_no_preset_tuned(
     no_cards,
 ):
-    said = refusal("qwen3-8b", "--simulate")
-    assert "which rig should be simulated" in said
-    assert "--gpu" in said
+    message = refusal("qwen3-8b", "--simulate")
+    assert "which rig should be simulated" in message
+    assert "--gpu" in message
     assert "this machine has no GPU" in refusal("qwen3.6-27b-2x3090-awq", code=3)
 
 
@@ -401,11 +403,11 @@ def no_cards(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_one_machine_has_one_tuner_and_a_running_tuning_is_neither_resumed_nor_deleted(paths):
+def test_one_machine_has_one_tuner_and_its_tuning_is_not_resumed_or_deleted(paths):
     """Two would measure each other. A simulated one is in nobody's way."""
     with tuner_lock(paths):
-        said = refusal("smollm2-135m", "--budget", "2h", "--quality", "off", code=1)
-        assert f"a tuner is already running (pid {os.getpid()})" in said
+        message = refusal("smollm2-135m", "--budget", "2h", "--quality", "off", code=1)
+        assert f"a tuner is already running (pid {os.getpid()})" in message
     assert not paths.store.exists()
     ready = prepare(OPTIONS, user_paths(os.environ))
     with open_store(user_paths(os.environ).store) as store:
@@ -418,7 +420,7 @@ def test_one_machine_has_one_tuner_and_a_running_tuning_is_neither_resumed_nor_d
     assert tune("ls", "--json", check=0).json == []
 
 
-def test_a_budget_that_is_too_short_is_told_with_its_time_and_what_cannot_be_kept_with_what_came_closest():
+def test_a_short_budget_is_told_with_its_time_and_a_promise_with_what_came_closest():
     hint = refusal("qwen3-8b", *RIG, "--budget", "1m")
     assert "two starts of the baseline, and two of both sides, take about" in hint
     assert hint.endswith(" s")
@@ -483,13 +485,13 @@ def test_what_is_taken_up_again_predicts_as_before_and_its_best_is_one_preset(
 def test_files_are_kept_by_their_whole_path(tmp_path):
     """The preset of the best is started from any folder, and so is the tuning taken up again."""
     (tmp_path / "mine.gguf").touch()
-    for told, whole in (
+    for path, whole in (
         ("mine.gguf", str(tmp_path / "mine.gguf")),
         ("some/model", "some/model"),
         ("./no.gguf",) * 2,
     ):
-        found = absolute_paths(TuningOptions("./mine.gguf", checkpoint=told))
-        assert (found.name, found.checkpoint) == (str(tmp_path / "mine.gguf"), whole)
+        options = absolute_paths(TuningOptions("./mine.gguf", checkpoint=path))
+        assert (options.name, options.checkpoint) == (str(tmp_path / "mine.gguf"), whole)
 
 
 def test_drafts_that_a_preset_could_not_start_on_such_cards_are_tried_only_by_name():

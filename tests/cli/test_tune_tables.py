@@ -17,11 +17,11 @@ from skep.tuner.summary import missed_slo, stage_words
 STAGES = sample_stages()
 
 
-def cells(one, stages=STAGES):
-    return {column.key: column.cell(one) for column in stage_columns(sample_tuning(), stages)}
+def cells(tuning, stages=STAGES):
+    return {column.key: column.cell(tuning) for column in stage_columns(sample_tuning(), stages)}
 
 
-def test_a_row_has_figure_interval_ratio_foresight_and_decision_also_if_it_died_later():
+def test_a_row_has_figure_interval_ratio_foresight_and_decision():
     assert list(cells(STAGES[2]).values()) == [
         "2",
         "graphs off → on",
@@ -42,7 +42,7 @@ def test_a_row_has_figure_interval_ratio_foresight_and_decision_also_if_it_died_
     assert cells(stages[2], stages)["decision"] == "accepted, died later"
 
 
-def test_a_tuning_is_told_in_its_first_line_and_without_a_terminal_each_stage_is_a_line(capsys):
+def test_a_tuning_is_told_in_its_first_line_and_each_stage_in_one(capsys):
     tuning_report.print_tuning(
         TuningRecord(sample_tuning(), TuningState.ENDED, 1, 1, 60.0, 0.0, stages=(*STAGES,))
     )
@@ -77,16 +77,16 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
     assert "graphs off → on, start 2: measuring 2/4, 51.2 tok/s" in text[3]
 
 
-def test_knobs_are_chosen_by_name_and_an_slo_that_nothing_kept_is_told_with_how_near_the_best_came():
+def test_knobs_are_chosen_by_name_and_a_missed_slo_is_told_with_the_nearest():
     assert choose_knobs(KNOBS, None, None) == KNOBS
     assert [knob.name for knob in choose_knobs(KNOBS, "mtp, slots", "mtp")] == [
         "slots",
         "memory_share",
     ]
     assert [knob.name for knob in choose_knobs(KNOBS, "slots", "memory_share")] == ["slots"]
-    with pytest.raises(UserError, match="`slot` is not a knob here") as told:
+    with pytest.raises(UserError, match="`slot` is not a knob here") as raised:
         choose_knobs(KNOBS, "slot", None)
-    assert "slots" in told.value.hint
+    assert "slots" in raised.value.hint
     with pytest.raises(UserError, match="no knob is left"):
         choose_knobs(KNOBS, "mtp", "mtp")
     late = [STAGES[0], replace(STAGES[2], number=1, over_limit=1.5)]

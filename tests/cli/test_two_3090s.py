@@ -63,8 +63,8 @@ def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
     assert [line.split()[1] for line in lines] == ["doctor", "plan", "up", "agent", "bench", "web"]
     for line in lines[:-1]:
         # The client itself is not installed here.
-        shown = ["--print"] if line.startswith("skep agent ") else []
-        machine(*words_of(line), *shown)
+        flags = ["--print"] if line.startswith("skep agent ") else []
+        machine(*words_of(line), *flags)
         if line.endswith("-d"):
             gateway = json.loads(machine("ps", "--json").stdout)[-1]["url"]
             body = re.search(r"-d '(.*)'", block)[1].encode()
@@ -83,9 +83,9 @@ def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
     )
     try:
         url = next(
-            found[0]
+            match[0]
             for line in web.stdout
-            if (found := re.search(r"http://127\.0\.0\.1:\d+", line))
+            if (match := re.search(r"http://127\.0\.0\.1:\d+", line))
         )
     finally:
         web.terminate()
@@ -154,9 +154,9 @@ def test_the_page_about_models_can_be_typed_and_shows_what_is_printed(skep):
     assert printed[0].startswith(shown(page, "qwen3.6-27b on 2x rtx-3090"))
     assert shown(page, "RIG ") in printed[1]
     assert "Buy rtx-5090" in printed[2]
-    told = "30 tok/s together", "first token after 59.2 s", "97,024 tokens of context each"
+    sentences = "30 tok/s together", "first token after 59.2 s", "97,024 tokens of context each"
     text = " ".join(page.split())
-    assert all(figure in printed[3] and figure in text for figure in told)
+    assert all(figure in printed[3] and figure in text for figure in sentences)
 
 
 def shown(page, beginning):

@@ -20,11 +20,11 @@ from skep.paths import user_paths
 from skep.report.terminal import note
 
 
-def serve_for(wanted):
-    return resolve.serve_for(wanted, user_paths(os.environ), note)
+def serve_for(request):
+    return resolve.serve_for(request, user_paths(os.environ), note)
 
 
-def test_without_a_card_what_skep_carries_is_served_by_the_embedded_engine_and_a_named_engine_started_as_told(
+def test_without_a_card_the_embedded_engine_serves_and_a_named_one_starts(
     programs,
 ):
     assert serve_for(ServeRequest("smollm2-135m")) is None
@@ -40,7 +40,7 @@ def test_without_a_card_what_skep_carries_is_served_by_the_embedded_engine_and_a
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (ServeRequest("qwen3-8b"), "no NVIDIA GPU is here to plan `qwen3-8b` for"),
         (
@@ -51,15 +51,13 @@ def test_without_a_card_what_skep_carries_is_served_by_the_embedded_engine_and_a
         (ServeRequest("/no/such/folder"), "does not exist"),
     ],
 )
-def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, options, said):
+def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, options, message):
     with pytest.raises(UserError) as caught:
         serve_for(options)
-    assert said in f"{caught.value.message} {caught.value.hint}"
+    assert message in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_a_checkpoint_of_the_catalogue_is_served_as_planned_on_own_cards_and_another_as_told(
-    two_3090s, capsys
-):
+def test_a_checkpoint_of_the_catalogue_is_served_as_planned_another_as_told(two_3090s, capsys):
     """From a checkpoint that exists."""
     serve = serve_for(ServeRequest("Qwen/Qwen3-8B-AWQ"))
     assert (serve.engine, serve.checkpoint) == ("vllm", "Qwen/Qwen3-8B-AWQ")
@@ -101,9 +99,9 @@ def test_a_preset_is_served_as_it_is_written_and_says_where_its_figures_do_not_a
 def test_a_preset_for_cards_is_not_started_without_any_and_its_figures_do_not_apply(programs):
     with pytest.raises(DoesNotFit, match="needs rtx-3090, this machine has no GPU"):
         serve_for(ServeRequest("qwen3.6-27b-3090-mtp5"))
-    found = preset("gpt-oss-20b-4090", programs / "none")
-    said = about_preset(found, serve_of(found))
-    assert any(line.startswith("warning: ") and "rtx-4090" in line for line in said)
+    stored_preset = preset("gpt-oss-20b-4090", programs / "none")
+    sentences = about_preset(stored_preset, serve_of(stored_preset))
+    assert any(line.startswith("warning: ") and "rtx-4090" in line for line in sentences)
 
 
 @pytest.mark.parametrize("text", ["a", "0,", "0;1", "-1", ""])
@@ -156,9 +154,7 @@ def started(skep, vllm, *options, check=0):
     )
 
 
-def test_a_dying_engine_falls_back_step_by_step_and_without_leave_to_do_so_says_cause_and_remedy(
-    skep, vllm
-):
+def test_a_dying_engine_falls_back_step_by_step_or_says_cause_and_remedy(skep, vllm):
     done = started(skep, vllm, check=1)
     line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert "out of GPU memory" in line
@@ -171,7 +167,7 @@ def test_a_dying_engine_falls_back_step_by_step_and_without_leave_to_do_so_says_
     assert row["restarts"] == row["why"].count("->") >= 1
 
 
-def test_a_flag_that_the_installed_version_does_not_know_or_an_engine_not_installed_is_said(
+def test_an_unknown_flag_of_the_installed_version_or_an_absent_engine_is_said(
     skep, vllm, tmp_path
 ):
     """Before the start, and with how to get it."""
@@ -217,10 +213,10 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
         )
         assert raw.headers["x-skep-simulated"] == "1"
         assert raw.parse().model_extra["simulated"] is True
-        told = client.models.list().data[0].model_extra["skep"]
-    assert told["simulated"] is True
-    assert told["engine"].startswith("simulated: qwen3-8b AWQ 4-bit")
-    assert "2 x TP=1 on 2x h200" in told["engine"]
+        facts = client.models.list().data[0].model_extra["skep"]
+    assert facts["simulated"] is True
+    assert facts["engine"].startswith("simulated: qwen3-8b AWQ 4-bit")
+    assert "2 x TP=1 on 2x h200" in facts["engine"]
 
     load = (
         "--concurrency",
@@ -248,12 +244,12 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
     assert "No model ran." in page
     assert "2 x TP=1 on 2x h200" in page
 
-    told = json.loads(skep("reload", "--json", check=0, **nowhere).stdout)
-    assert (told["added"], told["removed"], told["changed"]) == ([], [], [])
+    facts = json.loads(skep("reload", "--json", check=0, **nowhere).stdout)
+    assert (facts["added"], facts["removed"], facts["changed"]) == ([], [], [])
 
 
 @pytest.mark.parametrize(
-    ("wanted", "code", "said", "hint"),
+    ("serve_request", "code", "expected", "hint"),
     [
         (
             ServeRequest("qwen3-8b", gpu=("rtx-3099",)),
@@ -300,17 +296,17 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
     ],
     ids=["card", "model", "engine", "quant", "tp", "link", "memory"],
 )
-def test_what_cannot_be_simulated_is_said_in_one_line(wanted, code, said, hint):
+def test_what_cannot_be_simulated_is_said_in_one_line(serve_request, code, expected, hint):
     with pytest.raises(UserError) as caught:
-        simulated_serve(wanted, user_paths(os.environ))
+        simulated_serve(serve_request, user_paths(os.environ))
     assert caught.value.exit_code == code
-    assert said in caught.value.message
+    assert expected in caught.value.message
     assert "\n" not in caught.value.message
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--gpu", "h200"), "--gpu needs --simulate"),
         (
@@ -321,14 +317,14 @@ def test_what_cannot_be_simulated_is_said_in_one_line(wanted, code, said, hint):
     ],
     ids=["no --simulate", "--threads", "no cards here"],
 )
-def test_options_that_do_not_go_together_are_refused(skep, tmp_path, options, said):
+def test_options_that_do_not_go_together_are_refused(skep, tmp_path, options, message):
     """Without --gpu this machine's cards are meant; the PATH has no nvidia-smi to find any."""
     done = skep("up", "qwen3-8b", *options, check=2, PATH=str(tmp_path))
     error, hint = done.stderr.splitlines()
-    assert (error, hint[:6]) == (f"error: {said}", "hint: ")
+    assert (error, hint[:6]) == (f"error: {message}", "hint: ")
 
 
-def test_without_a_model_nothing_is_simulated_and_a_smaller_context_than_a_usual_task_is():
+def test_without_a_model_nothing_is_simulated_but_a_small_context_is():
     assert "--simulate needs a model" in refused("up", "--simulate")
     serve_request = ServeRequest("qwen3-8b", gpu=("h200",), context=1024, slots=3)
     model, serve = simulated_serve(serve_request, user_paths(os.environ))
@@ -343,9 +339,9 @@ def test_without_a_model_nothing_is_simulated_and_a_smaller_context_than_a_usual
 EAGER = "qwen2.5-coder-32b-2x3090-nvlink"
 
 
-def test_a_preset_is_simulated_on_its_own_cards_as_it_is_started_there_eager_included():
-    told = []
-    model, serve = simulated_serve(ServeRequest(EAGER), user_paths(os.environ), told.append)
+def test_a_preset_is_simulated_as_it_is_started_on_its_cards_eager_included():
+    notes = []
+    model, serve = simulated_serve(ServeRequest(EAGER), user_paths(os.environ), notes.append)
     assert (model, serve["engine"], serve["slots"], serve["replicas"]) == (
         "qwen2.5-coder-32b",
         "simulated",
@@ -357,8 +353,8 @@ def test_a_preset_is_simulated_on_its_own_cards_as_it_is_started_there_eager_inc
         == serve_of(preset(EAGER, user_paths(os.environ).config)).context_tokens
     )
     assert serve["about"].endswith("TP=2 on 2x rtx-3090, as vllm, eager")
-    assert any(line.startswith(f"preset {EAGER}: ") for line in told)
-    assert any("does not name its checkpoint" in line for line in told)
+    assert any(line.startswith(f"preset {EAGER}: ") for line in notes)
+    assert any("does not name its checkpoint" in line for line in notes)
 
 
 def test_an_eager_preset_is_simulated_slower_than_its_model_with_graphs():
@@ -366,8 +362,8 @@ def test_an_eager_preset_is_simulated_slower_than_its_model_with_graphs():
         "qwen2.5-coder-32b", gpu=("2x rtx-3090",), link="nvlink", engine="vllm", quant="awq", tp=2
     )
     steps = []
-    for wanted in (ServeRequest(EAGER), pinned):
-        _, serve = simulated_serve(wanted, user_paths(os.environ))
+    for request in (ServeRequest(EAGER), pinned):
+        _, serve = simulated_serve(request, user_paths(os.environ))
         steps.append(json.loads(serve["extra"][1])["step"])
     eager, with_graphs = steps
     assert eager["launch_s"] > 2 * with_graphs["dense_s"]
@@ -388,13 +384,13 @@ def test_a_simulated_preset_takes_other_cards_and_slots_but_no_other_layout():
 
 
 def test_a_preset_for_more_cards_than_are_here_is_not_shown_as_if_it_could_start(two_3090s):
-    for more in ((), ("--dry-run",)):
-        said = refused("up", "gemma-4-31b-4x3090", *more, code=3)
-        assert said.startswith(
+    for options in ((), ("--dry-run",)):
+        message = refused("up", "gemma-4-31b-4x3090", *options, code=3)
+        assert message.startswith(
             "the preset `gemma-4-31b-4x3090` needs 4 cards (4x rtx-3090), this machine has "
             "2 cards | "
         )
-        assert "--simulate" in said
+        assert "--simulate" in message
 
 
 def test_one_replica_of_a_preset_for_more_cards_can_be_shown_on_fewer(two_3090s):
@@ -403,8 +399,8 @@ def test_one_replica_of_a_preset_for_more_cards_can_be_shown_on_fewer(two_3090s)
 
 
 def test_a_preset_is_not_exported_for_other_cards_than_its_own():
-    said = refused("export", EAGER, "--gpu", "rtx-3090", "--as", "shell")
-    assert said.startswith(f"the preset `{EAGER}` says its cards itself | leave --gpu out")
+    message = refused("export", EAGER, "--gpu", "rtx-3090", "--as", "shell")
+    assert message.startswith(f"the preset `{EAGER}` says its cards itself | leave --gpu out")
 
 
 def test_eager_mode_is_carried_into_the_engine_and_into_the_simulated_rig(two_3090s):

@@ -47,8 +47,8 @@ def node(name, card=None, count=0, engines=("vllm",), free_gpus=None):
     )
 
 
-def serve_on(wanted, survey):
-    return placement.serve_on(wanted, survey, user_paths(os.environ), note)
+def serve_on(request, survey):
+    return placement.serve_on(request, survey, user_paths(os.environ), note)
 
 
 def survey(*nodes):
@@ -59,7 +59,7 @@ PAIR = survey(node("a", RTX, 2), node("b", RTX, 2))
 MIXED = survey(node("a", RTX, 2), node("b", RTX, 2), node("big", H200, 1), node("plain"))
 
 
-def test_what_skep_carries_gets_a_replica_on_every_node_and_a_preset_is_served_where_its_cards_are(
+def test_what_skep_carries_runs_on_every_node_and_a_preset_where_its_cards_are(
     capsys,
 ):
     serve = serve_on(ServeRequest("smollm2-135m", slots=8), survey(node("a"), node("b")))
@@ -72,7 +72,7 @@ def test_what_skep_carries_gets_a_replica_on_every_node_and_a_preset_is_served_w
         serve_on(ServeRequest("qwen3.6-27b-3090-mtp5"), survey(node("a")))
 
 
-def test_nodes_of_one_kind_are_planned_once_narrower_for_more_replicas_and_around_cards_that_are_held(
+def test_nodes_of_one_kind_are_planned_once_and_around_cards_that_are_held(
     capsys,
 ):
     serve = serve_on(ServeRequest(AWQ), PAIR)
@@ -103,7 +103,7 @@ def test_nodes_of_one_kind_are_planned_once_narrower_for_more_replicas_and_aroun
         serve_on(ServeRequest(AWQ), survey(full))
 
 
-def test_of_several_kinds_of_nodes_the_fastest_serves_and_one_that_cannot_is_left_out_with_a_word(
+def test_of_several_kinds_of_nodes_the_fastest_serves(
     capsys,
 ):
     assert serve_on(ServeRequest(AWQ), MIXED).kind == "1x NVIDIA H200"
@@ -124,7 +124,7 @@ def test_of_several_kinds_of_nodes_the_fastest_serves_and_one_that_cannot_is_lef
     assert "no kind of node" in caught.value.message
 
 
-def test_without_cards_or_where_the_usual_engine_is_not_installed_another_is_planned_for_or_must_be_named():
+def test_without_cards_or_the_usual_engine_another_is_planned_or_must_be_named():
     serve = serve_on(ServeRequest(AWQ), survey(node("a", RTX, 2, engines=("sglang",))))
     assert serve.engine == "sglang"
     with pytest.raises(EngineError, match="vllm is not installed on a"):
@@ -136,7 +136,7 @@ def test_without_cards_or_where_the_usual_engine_is_not_installed_another_is_pla
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("up", "smollm2-135m", "--cluster", "127.0.0.1:1", "--gpus", "0"),
@@ -150,8 +150,8 @@ def test_without_cards_or_where_the_usual_engine_is_not_installed_another_is_pla
         (("up", "--hive", "mine"), "--hive names a deployment of a cluster"),
     ],
 )
-def test_what_cannot_be_is_said_before_a_cluster_is_asked(words, said):
-    assert said in refused(*words)
+def test_what_cannot_be_is_said_before_a_cluster_is_asked(words, message):
+    assert message in refused(*words)
 
 
 def test_no_cluster_at_the_address_is_said_at_once():

@@ -12,10 +12,14 @@ from skep.planner.setup import QUANTS
 
 pytestmark = pytest.mark.usefixtures("paths")
 SMALL = [
-    name for name, one in geometries().items() if checkpoints_of(name) and one.params_total < 36e9
+    name
+    for name, geometry in geometries().items()
+    if checkpoints_of(name) and geometry.params_total < 36e9
 ]
 LARGE = [
-    name for name, one in geometries().items() if checkpoints_of(name) and one.params_total >= 36e9
+    name
+    for name, geometry in geometries().items()
+    if checkpoints_of(name) and geometry.params_total >= 36e9
 ]
 
 
@@ -40,16 +44,16 @@ def vllm(programs):
 
 
 def test_every_checkpoint_is_of_a_known_model_in_a_known_format_for_a_known_engine():
-    found = list(all_checkpoints())
-    assert len(found) >= 90
-    assert len({one.model for one in found}) >= 40
-    for one in found:
-        assert one.model in geometries(), one.hub
-        assert set(one.engines) <= {"vllm", "sglang", "llamacpp"}, one.hub
-        assert set(one.formats) <= set(QUANTS), one.hub
-        assert bool(one.files) == (one.engines == ("llamacpp",)), one.hub
-        assert one.origin.confidence in "ABC"
-        assert one.origin.source
+    checkpoints = list(all_checkpoints())
+    assert len(checkpoints) >= 90
+    assert len({checkpoint.model for checkpoint in checkpoints}) >= 40
+    for checkpoint in checkpoints:
+        assert checkpoint.model in geometries(), checkpoint.hub
+        assert set(checkpoint.engines) <= {"vllm", "sglang", "llamacpp"}, checkpoint.hub
+        assert set(checkpoint.formats) <= set(QUANTS), checkpoint.hub
+        assert bool(checkpoint.files) == (checkpoint.engines == ("llamacpp",)), checkpoint.hub
+        assert checkpoint.origin.confidence in "ABC"
+        assert checkpoint.origin.source
 
 
 @pytest.mark.parametrize(
@@ -69,11 +73,11 @@ def test_a_large_model_on_eight_h200s_names_a_checkpoint_that_exists(model):
 
 
 def test_bare_up_offers_what_fits_on_cards_and_a_dry_run_says_what_is_missing(two_3090s):
-    said = refused("up")
-    assert "which model should this machine (2x rtx-3090) serve?" in said
+    message = refused("up")
+    assert "which model should this machine (2x rtx-3090) serve?" in message
     for words in ("`skep up qwen3.6-35b-a3b`", "`skep up qwen3.6-27b`", "`skep up --embedded`"):
-        assert words in said
-    said = call("up", "qwen3.6-27b", "--dry-run", check=0).out
+        assert words in message
+    message = call("up", "qwen3.6-27b", "--dry-run", check=0).out
     clients = ("OPENAI_BASE_URL=", "skep agent claude")
     for words in (
         "to be downloaded",
@@ -81,10 +85,10 @@ def test_bare_up_offers_what_fits_on_cards_and_a_dry_run_says_what_is_missing(tw
         "vllm serve",
         *clients,
     ):
-        assert words in said, words
+        assert words in message, words
 
 
-def test_bare_up_without_cards_serves_the_small_one_and_a_name_that_says_too_little_is_met_with_the_nearest(
+def test_bare_up_without_cards_serves_the_small_model_and_near_names_are_told(
     programs,
 ):
     (serve,) = call("up", "--dry-run", "--json", check=0).json["serve"]
@@ -92,14 +96,12 @@ def test_bare_up_without_cards_serves_the_small_one_and_a_name_that_says_too_lit
     assert "qwen3.6-27b" in refused(
         "up", "qwen3.6-28b", "--engine", "vllm", "--quant", "awq", "--simulate"
     )
-    said = refused("pull", "qwen3-8b")
-    assert "which checkpoint of `qwen3-8b`?" in said
-    assert "`skep pull Qwen/Qwen3-8B" in said
+    message = refused("pull", "qwen3-8b")
+    assert "which checkpoint of `qwen3-8b`?" in message
+    assert "`skep pull Qwen/Qwen3-8B" in message
 
 
-def test_a_plan_says_that_its_engine_is_not_here_and_engines_are_listed_with_what_installs_them(
-    two_3090s, vllm
-):
+def test_a_plan_says_that_its_engine_is_not_here_and_what_installs_each(two_3090s, vllm):
     missing = "vllm is not installed here: `skep engine install vllm` installs it"
     assert any(
         missing in line
@@ -110,7 +112,7 @@ def test_a_plan_says_that_its_engine_is_not_here_and_engines_are_listed_with_wha
         missing in line
         for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"]
     )
-    rows = {one["engine"]: one for one in call("engine", "list", "--json", check=0).json}
+    rows = {row["engine"]: row for row in call("engine", "list", "--json", check=0).json}
     assert rows["vllm"]["version"] == "vllm 0.24.0"
     assert (rows["llamacpp"]["path"], rows["llamacpp"]["install"]) == (
         None,
@@ -120,9 +122,11 @@ def test_a_plan_says_that_its_engine_is_not_here_and_engines_are_listed_with_wha
 
 def test_an_engine_too_old_for_the_checkpoint_is_one_clear_line(two_3090s, vllm):
     vllm("0.8.2")
-    said = refused("up", "qwen3.6-27b", "--checkpoint", "Qwen/Qwen3.6-27B-FP8", "--quant", "fp8")
-    assert "Qwen/Qwen3.6-27B-FP8 needs vllm 0.1" in said
-    assert "installed is vllm 0.8.2" in said
+    message = refused(
+        "up", "qwen3.6-27b", "--checkpoint", "Qwen/Qwen3.6-27B-FP8", "--quant", "fp8"
+    )
+    assert "Qwen/Qwen3.6-27B-FP8 needs vllm 0.1" in message
+    assert "installed is vllm 0.8.2" in message
 
 
 def test_an_engine_is_not_installed_where_it_could_not_run(two_3090s, programs):

@@ -162,9 +162,7 @@ def test_a_start_whose_runtime_folder_vanishes_is_an_error_and_leaves_nothing(
     assert "error: " in skep("logs", "skep", check=0).stdout
 
 
-def test_a_start_that_ends_before_it_reads_its_settings_says_so_and_keeps_no_file_open(
-    configure, env, tmp_path
-):
+def test_a_start_that_ends_before_reading_its_settings_says_so(configure, env, tmp_path):
     configure({"extra": [f"--{'long' * 50_000}=1"]})
     done = subprocess.run(
         [sys.executable, "-c", STILLBORN],

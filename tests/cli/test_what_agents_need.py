@@ -42,8 +42,11 @@ def test_doctor_says_of_a_server_that_agents_can_work_with_it():
     with server(CALLED) as running:
         done = call("doctor", "--url", running.url, "--json")
         assert done.code == 0
-        found = {one["check"]: (one["verdict"], one["detail"]) for one in done.json["findings"]}
-        assert found == {"tool calls": ("ok", "ok"), "prefix cache": ("ok", "50 % hit")}
+        findings = {
+            finding["check"]: (finding["verdict"], finding["detail"])
+            for finding in done.json["findings"]
+        }
+        assert findings == {"tool calls": ("ok", "ok"), "prefix cache": ("ok", "50 % hit")}
         assert done.json["model"] == "m"
 
 
@@ -132,12 +135,12 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "engine", "said"), PLANS)
-def test_a_plan_says_where_agents_cannot_call_tools(model, engine, said):
+@pytest.mark.parametrize(("model", "engine", "message"), PLANS)
+def test_a_plan_says_where_agents_cannot_call_tools(model, engine, message):
     words = ("plan", model, "--gpu", "2x rtx-3090", "--engine", engine)
     best = call(*words, "--json").json["plans"][0]
-    assert any(line.startswith(said) for line in best["caveats"])
-    assert said in call(*words).out.replace("\n    ", " ")
+    assert any(line.startswith(message) for line in best["caveats"])
+    assert message in call(*words).out.replace("\n    ", " ")
 
 
 CONFIG = {

@@ -72,8 +72,8 @@ def test_every_wrong_key_and_value_is_told_at_once_each_in_a_line_of_its_own(up)
     head, *lines = error.message.splitlines()
     assert head.endswith("skep.toml: 16 keys or values are wrong:")
     assert len(lines) == len(TOLD)
-    for line, said in zip(lines, TOLD, strict=True):
-        assert line.startswith(f"  {said}")
+    for line, message in zip(lines, TOLD, strict=True):
+        assert line.startswith(f"  {message}")
     assert error.hint == "docs/configuration.md has an example of every key"
 
 
