@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep.monitor import alerts
-from skep.monitor.alerts import RuleFinding, judged
+from skep.monitor.alerts import RuleFinding, judge_findings
 from skep.monitor.records import (
     AlertRule,
     Heat,
@@ -277,7 +277,7 @@ class Known:
         self.alerts = []
 
     def feed(self, findings, now):
-        opened, closed = judged(self.alerts, findings, now)
+        opened, closed = judge_findings(self.alerts, findings, now)
         for alert, because in closed:
             self.alerts[self.alerts.index(alert)] = replace(
                 alert, closed_at=now, closed_because=because

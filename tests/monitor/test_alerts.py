@@ -27,7 +27,7 @@ class Listener:
         self.error = error
 
     async def send(self, notice):
-        self.heard.append((notice.what, notice.text))
+        self.heard.append((notice.event, notice.text))
         return self.error
 
     def words(self):

@@ -167,7 +167,7 @@ def test_a_change_that_proves_to_be_none_goes_away(series):
 
 
 def test_the_beginning_of_a_window_is_not_looked_at_for_new_changes(series):
-    """A level that reaches into the window with few values was judged when it lay inside with all
+    """A level that reaches into the window with few values was judge_findings when it lay inside with all
     of them.
     """
     add(series, noisy((70, 20), (60, 130), seed=4), every_s=STEP_S)

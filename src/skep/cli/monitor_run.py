@@ -178,7 +178,12 @@ def add_target(options: AddTargetOptions) -> None:
     check = not options.no_check
     with series_to_write() as series:
         target = store_target(
-            series, _target_of(options), os.environ, time.time(), own=is_own_target, check=check
+            series,
+            _target_of(options),
+            os.environ,
+            time.time(),
+            own_gateway=is_own_target,
+            check=check,
         )
     running = _loop_pid() is not None or bool(_hive("monitor").get("running"))
     if options.as_json:

@@ -1,11 +1,10 @@
-"""Alert rules: each takes plain values and returns a finding that is wrong, right again, or
-undecided.
+"""Alert rules, and the watcher that evaluates them after each probe.
 
-A rule returns nothing where there are too few values. An undecided finding leaves an open alert
-open, so that a figure at its limit does not open and close one with every probe. `AlertWatcher`
-evaluates the rules after each probe, stores the alerts, and sends a notice when one opens or
-closes. It never raises: a full disk, a broken store or a receiver that hangs costs a line of the
-log, not the loop."""
+A rule takes plain values and returns a finding that is wrong, right again, or undecided; it
+returns nothing where there are too few values. An undecided finding leaves an open alert open, so
+that a figure at its limit does not open and close one with every probe. `AlertWatcher` stores the
+alerts and sends a notice when one opens or closes. It never raises: a full disk, a broken store or
+a receiver that hangs costs a line of the log, not the loop."""
 
 from __future__ import annotations
 
@@ -58,42 +57,43 @@ class RuleFinding(msgspec.Struct, frozen=True):
 
     rule: AlertRule
     target: str | None
-    wrong: bool | None  # None: between the two, so that what is open stays open
+    wrong: bool | None  # None: undecided, so that an open alert stays open
     message: str
     value: float | None = None
     limit: float | None = None
-    since: float | None = (
-        None  # when the event itself was, where the rule knows; later ones are events of their own
-    )
+    # When the event itself was, where the rule knows; a later one is an event of its own.
+    since: float | None = None
 
 
-def judged(
-    known: Sequence[Alert], findings: Iterable[RuleFinding], now: float
+def judge_findings(
+    stored: Sequence[Alert], findings: Iterable[RuleFinding], now: float
 ) -> tuple[list[Alert], list[tuple[Alert, str]]]:
-    """Return the alerts that findings open, and the known ones that they close, with the reason.
-    `known`: newest first. One at most is open for a rule and target."""
+    """Return the alerts that findings open, and the stored ones that they close, with the reason.
+
+    `stored`: newest first. At most one alert is open for a rule and target.
+    """
     opened = list[Alert]()
     closed = list[tuple[Alert, str]]()
     for finding in findings:
-        own = [
+        same_kind = [
             alert
-            for alert in known
+            for alert in stored
             if (alert.rule, alert.target) == (finding.rule, finding.target)
         ]
-        standing = [alert for alert in own if alert.closed_at is None]
-        is_news = finding.since is None or not own or finding.since > own[0].opened_at
+        still_open = [alert for alert in same_kind if alert.closed_at is None]
+        is_news = finding.since is None or not same_kind or finding.since > same_kind[0].opened_at
         if finding.wrong is False:
-            closed += [(alert, finding.message) for alert in standing]
-        elif finding.wrong and is_news and (not standing or finding.since is not None):
-            closed += [(alert, "another one followed") for alert in standing]
+            closed += [(alert, finding.message) for alert in still_open]
+        elif finding.wrong and is_news and (not still_open or finding.since is not None):
+            closed += [(alert, "another one followed") for alert in still_open]
             opened.append(
                 Alert(
-                    finding.rule,
-                    finding.target,
-                    now,
-                    finding.message,
-                    finding.value,
-                    finding.limit,
+                    rule=finding.rule,
+                    target=finding.target,
+                    opened_at=now,
+                    message=finding.message,
+                    value=finding.value,
+                    limit=finding.limit,
                 )
             )
     return opened, closed
@@ -110,47 +110,48 @@ SHIFT_HOLDS_S = 7 * DAY_S
 DISK_CLEARS = 1.1
 MAX_ERROR = 200
 SPEEDS = (SeriesMetric.TOK_S, SeriesMetric.ENGINE_TOK_S, SeriesMetric.EFFECTIVE_TOK_S)
-LOOK_BACK_S = 2 * BASELINE_S  # the three last ones may lie some days back
+LOOK_BACK_S = 2 * BASELINE_S  # the last three runs may lie some days back
 MISSED_BETWEEN = 50
 REFUSED_MOST = 24  # a target that has no room for so many probes in a row serves nobody
 
 
 def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None:
-    """`probes`: newest first.
+    """Judge whether a target is down. `probes`: newest first.
 
-    Missed ones tell nothing; busy is neither down nor up, unless for very long.
+    Missed probes count for nothing; a busy target is neither down nor up, unless it is busy for
+    very long.
     """
     tried = [probe for probe in probes if probe.outcome is not ProbeOutcome.MISSED]
     refused = next(
         (place for place, probe in enumerate(tried) if probe.error_kind != BUSY), len(tried)
     )
     if refused >= REFUSED_MOST:
-        made = tried
+        counted = tried
     else:
-        made = [probe for probe in tried if probe.error_kind != BUSY]
+        counted = [probe for probe in tried if probe.error_kind != BUSY]
     failed = next(
-        (place for place, probe in enumerate(made) if probe.outcome is ProbeOutcome.DONE),
-        len(made),
+        (place for place, probe in enumerate(counted) if probe.outcome is ProbeOutcome.DONE),
+        len(counted),
     )
-    if made and not failed:
+    if counted and not failed:
         return RuleFinding(AlertRule.DOWN, target, wrong=False, message="it answers again")
     if failed < after:
         return None
-    why = (made[0].error or made[0].error_kind or "no answer")[:MAX_ERROR]
-    text = (
-        f"{target} is down: {'the last probe' if failed == 1 else f'{failed} probes in a row'} "
-        f"failed: {why}"
-    )
+    why = (counted[0].error or counted[0].error_kind or "no answer")[:MAX_ERROR]
+    count = "the last probe" if failed == 1 else f"{failed} probes in a row"
+    text = f"{target} is down: {count} failed: {why}"
     return RuleFinding(
         AlertRule.DOWN, target, wrong=True, message=text, value=float(failed), limit=float(after)
     )
 
 
 def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFinding | None:
-    """The median of the last three against that of the 7 days before them, on the scale of ratios.
-    It must lie further below than the limit and than three times the deviation from run to run,
-    and none of the three may be back within half of the limit: two odd runs of three are no rarity
-    where runs differ much."""
+    """Compare the median of the last three runs with that of the 7 days before them.
+
+    It is wrong where the drop exceeds the limit and three times the deviation from run to run, on
+    the scale of ratios, and none of the three is back within half of the limit: two odd runs of
+    three are no rarity where runs differ much.
+    """
     quiet = [point for point in points if not point.busy]
     lately = [point.value for point in quiet[-LATE:]]
     edge = quiet[-LATE].at if len(quiet) > LATE else 0.0
@@ -162,15 +163,15 @@ def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFin
     noise = NOISE_SIGMAS * SIGMA_OF_MAD * mad([math.log(value) for value in before])
     limit = min(usual * (1 - pct / 100), usual * math.exp(-noise))
     drop = 100 * (1 - late / usual)
-    found = partial(RuleFinding, AlertRule.SLOWER, key.target, value=late, limit=limit)
+    finding = partial(RuleFinding, AlertRule.SLOWER, key.target, value=late, limit=limit)
     figure = f"{late:.4g} {key.metric.unit}"
     if late < limit and max(lately) < usual * (1 - pct / 200):
         text = (
             f"{key.target}, {in_words(key)} {late:.4g}, {drop:.1f} % below its 7-day median, "
             f"{usual:.4g}"
         )
-        return found(wrong=True, message=text)
-    return found(
+        return finding(wrong=True, message=text)
+    return finding(
         wrong=False if drop <= pct / 2 else None,
         message=f"{figure}, its 7-day median is {usual:.4g}",
     )
@@ -183,105 +184,106 @@ def first_token(
     if len(quiet) < LATE:
         return None
     late = median(quiet)
-    took = format_seconds(late / 1000)
-    found = partial(RuleFinding, AlertRule.TTFT, key.target, value=late, limit=limit_ms)
+    ttft = format_seconds(late / 1000)
+    finding = partial(RuleFinding, AlertRule.TTFT, key.target, value=late, limit=limit_ms)
     if late > limit_ms:
         limit = format_seconds(limit_ms / 1000)
-        return found(
-            wrong=True, message=f"{key.target}: first token after {took}, the limit is {limit}"
+        return finding(
+            wrong=True, message=f"{key.target}: first token after {ttft}, the limit is {limit}"
         )
     if late <= TTFT_CLEARS * limit_ms:
-        return found(wrong=False, message=f"first token after {took}")
+        return finding(wrong=False, message=f"first token after {ttft}")
     return None
 
 
 def shift(target: str, changes: Sequence[SeriesChange], now: float) -> RuleFinding:
-    """A change for the worse that its series has not made good, in the last 7 days; after them it
-    is the level.
+    """Look for a change for the worse in the last 7 days that its series has not made good.
+
+    An older one is the usual level by now.
     """
     last = {change.key: change for change in sorted(changes, key=lambda change: change.at)}
     recent = [change for change in last.values() if now - change.at <= SHIFT_HOLDS_S]
     worse = [change for change in recent if change.worse and abs(change.ratio - 1) >= MIN_SHIFT]
-    found = partial(RuleFinding, AlertRule.SHIFT, target)
+    finding = partial(RuleFinding, AlertRule.SHIFT, target)
     if not worse:
         if recent:
             text = "it is as it was before"
         else:
             text = "no change for the worse in the last 7 days"
-        return found(wrong=False, message=text)
-    change = max(
-        worse,
-        key=lambda change: (
-            change.at,
-            abs(math.log(change.ratio)) if change.ratio > 0 else math.inf,
-        ),
-    )
+        return finding(wrong=False, message=text)
+    change = max(worse, key=lambda change: (change.at, _log_size(change.ratio)))
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
     size = f"{percent(change.ratio)} ({low:+.1f} to {high:+.1f} %)"
     because = f", when {change.because}" if change.because else ""
     text = f"{change.key.target}, {in_words(change.key)} {size} since {clock(change.at)}{because}"
-    return found(
+    return finding(
         wrong=True, message=text, value=change.after, limit=change.before, since=change.at
     )
 
 
+def _log_size(ratio: float) -> float:
+    return abs(math.log(ratio)) if ratio > 0 else math.inf
+
+
 def disk(free: int, limit: int) -> RuleFinding | None:
-    found = partial(RuleFinding, AlertRule.DISK, None, value=float(free), limit=float(limit))
+    finding = partial(RuleFinding, AlertRule.DISK, None, value=float(free), limit=float(limit))
     room = format_bytes(free)
     if free < limit:
         text = f"the disk of the store has {room} left, the limit is {format_bytes(limit)}"
-        return found(wrong=True, message=text)
+        return finding(wrong=True, message=text)
     if free > DISK_CLEARS * limit:
-        return found(wrong=False, message=f"{room} are free")
+        return finding(wrong=False, message=f"{room} are free")
     return None
 
 
 def worst(findings: Iterable[RuleFinding | None]) -> RuleFinding | None:
-    """Return the finding of one rule over several series: wrong where one is, right again where
-    all are.
+    """Return the finding of one rule over several series: wrong where one of them is, right again
+    where all are.
     """
-    found = [finding for finding in findings if finding is not None]
-    if wrong := [finding for finding in found if finding.wrong]:
+    decided = [finding for finding in findings if finding is not None]
+    wrong = [finding for finding in decided if finding.wrong]
+    if wrong:
         return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
-    return next(
-        (finding for finding in found if finding.wrong is None), found[0] if found else None
-    )
+    undecided = [finding for finding in decided if finding.wrong is None]
+    return next(iter([*undecided, *decided]), None)
 
 
 def findings_of(
-    series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float
+    series: SeriesStore, target: ProbeTarget, settings: Monitor, now: float
 ) -> list[RuleFinding]:
-    """Of one target. Its own limits go before the configured ones."""
+    """Evaluate the rules for one target. Its own limits go before the configured ones."""
     name = target.name
     began = series_began(series, name, now + 1)  # what was before it is of another model
 
     def fresh(key: SeriesKey) -> list[SeriesPoint]:
-        """Nothing where the series has ended: a run that is made no more keeps no alert open."""
+        """Return the points of a series, none where it has ended: a run that is made no more keeps
+        no alert open.
+        """
         points = series.points(key, max(began, now - LOOK_BACK_S), now + 1)
         if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s):
             return points
         return []
 
-    probes = series.probes(name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
+    probes = series.probes(name, 0.0, now + 1, limit=settings.down_after + MISSED_BETWEEN)
     if target.slower_pct is None:
-        pct = wanted.slower_pct
+        pct = settings.slower_pct
     else:
         pct = target.slower_pct
     speeds = [key for key in primary_keys(series, name) if key.metric in SPEEDS]
     if target.ttft_ms is None:
-        limit_ms = wanted.ttft_ms
+        limit_ms = settings.ttft_ms
     else:
         limit_ms = target.ttft_ms
     ttft = SeriesKey(name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
     changes = series.changes(name, max(began, now - SHIFT_HOLDS_S))
-    found = [
-        down(name, probes, wanted.down_after),
+    findings = [
+        down(name, probes, settings.down_after),
         None if pct is None else worst([slower(key, fresh(key), pct) for key in speeds]),
         None if limit_ms is None else first_token(ttft, fresh(ttft), limit_ms),
         RuleFinding(AlertRule.QUALITY, name, wrong=False, message="quality is no longer probed"),
         shift(name, changes, now),
     ]
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in findings if finding is not None]
 
 
 KNOWN_FOR_S = 30 * DAY_S
@@ -304,15 +306,18 @@ AlertPlace = tuple[AlertRule, str | None, float]
 
 
 class AlertWatcher:
-    """`after_probe` after each probe, `tick` every minute or so. `async with` around it lets
+    """Opens and closes alerts and sends their notices.
+
+    Call `after_probe` after each probe and `tick` every minute or so; leaving `async with` lets
     notices under way end. All it knows is in the store: a restart neither forgets nor repeats an
-    alert, and tells what was not told before it. The store is read in a thread: a probe of another
-    target may be under way, and its clock is the loop's."""
+    alert, and sends the notices that were not sent before it. The store is read in a thread: a
+    probe of another target may be under way, and its clock is the loop's.
+    """
 
     def __init__(
         self,
         series: SeriesStore,
-        wanted: Monitor,
+        settings: Monitor,
         *,
         env: Mapping[str, str],
         log: Callable[[str], None],
@@ -323,7 +328,7 @@ class AlertWatcher:
     ) -> None:
         """`zone` None: the machine's own time. `notifiers` None: those that are configured."""
         self._series = series
-        self._wanted = wanted
+        self._settings = settings
         self._env = env
         self._log = log
         self._free_bytes = free_bytes
@@ -331,17 +336,16 @@ class AlertWatcher:
         self._host = host or platform.node() or "this machine"
         self._secrets = self._known_secrets(None)
         if notifiers is None:
-            self._notifiers = notifiers_of(wanted, env, self._secrets, log)
+            self._notifiers = notifiers_of(settings, env, self._secrets, log)
         else:
             self._notifiers = notifiers
-        # By this process: opened or closed, through what.
+        # Sent by this process: of which alert, opened or closed, by which notifier.
         self._sent: set[tuple[AlertPlace, str, str]] = set()
-        self._unstored: dict[
-            tuple[AlertRule, str | None], Alert
-        ] = {}  # found, and could not be stored yet
+        # Opened, and could not be stored yet.
+        self._unstored: dict[tuple[AlertRule, str | None], Alert] = {}
         self._sending: asyncio.Task[None] | None = None
-        if wanted.quiet_hours:
-            self._hours: QuietHours | None = parse_quiet_hours(wanted.quiet_hours)
+        if settings.quiet_hours:
+            self._hours: QuietHours | None = parse_quiet_hours(settings.quiet_hours)
         else:
             self._hours = None
         self._now = 0.0
@@ -351,23 +355,21 @@ class AlertWatcher:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        """Notices under way get a few seconds. What is not sent is sent by the next process."""
+        """Give notices under way a few seconds. The next process sends what is not sent then."""
         await self.delivered(0.0 if raised[0] is not None else GRACE_S)
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
 
     async def delivered(self, limit_s: float) -> bool:
-        """Wait for notices under way. Return False where that takes longer than `limit_s`."""
-        return self._sending is None or bool(
-            (await asyncio.wait([self._sending], timeout=limit_s))[0]
-        )
+        """Wait for notices under way. Return whether they ended within `limit_s`."""
+        if self._sending is None:
+            return True
+        done, _ = await asyncio.wait([self._sending], timeout=limit_s)
+        return bool(done)
 
     async def after_probe(self, probe: Probe, now: float) -> None:
-        """Evaluate the rules of the probed target.
-
-        Its rows and changes are in the store already.
-        """
+        """Evaluate the rules of the probed target, whose rows and changes are stored already."""
         if probe.outcome is not ProbeOutcome.MISSED:
             await self._look("after_probe", now, partial(self._look_at_target, probe.target))
 
@@ -395,22 +397,21 @@ class AlertWatcher:
                 and alert.rule is not AlertRule.DOWN
             ):
                 self._close(alert, "another model answers")
-        self._carry_out(findings_of(self._series, target, self._wanted, self._now))
+        self._carry_out(findings_of(self._series, target, self._settings, self._now))
 
     def _look_at_disk(self) -> None:
         free = self._free_bytes()
-        limit = self._wanted.disk_free_bytes
+        limit = self._settings.disk_free_bytes
         if free is not None and limit and (finding := disk(free, limit)) is not None:
             self._carry_out([finding])
 
     def _carry_out(self, findings: Sequence[RuleFinding]) -> None:
         """Store what opens and closes.
 
-        What cannot be stored is told all the same: the disk may be full.
+        What cannot be stored is logged all the same: the disk may be full.
         """
-        opened, closed = judged(
-            self._series.alerts(since=self._now - KNOWN_FOR_S), findings, self._now
-        )
+        stored = self._series.alerts(since=self._now - KNOWN_FOR_S)
+        opened, closed = judge_findings(stored, findings, self._now)
         for finding in findings:
             if finding.wrong is False:
                 self._unstored.pop((finding.rule, finding.target), None)
@@ -427,9 +428,8 @@ class AlertWatcher:
 
     def _close(self, alert: Alert, because: str) -> None:
         because = self._secrets.scrub(because)
-        self._log(
-            log_line(self._notice(replace(alert, closed_at=self._now, closed_because=because)))
-        )
+        closed_alert = replace(alert, closed_at=self._now, closed_because=because)
+        self._log(log_line(self._notice(closed_alert)))
         self._series.close_alert(alert.id or 0, self._now, because)
 
     def _notice(self, alert: Alert) -> Notice:
@@ -438,7 +438,10 @@ class AlertWatcher:
         )
 
     async def _send(self) -> None:
-        """One after the other. What fails is tried again after a later look, a few times."""
+        """Send the notices one after the other.
+
+        One that fails is tried again after a later look, a few times.
+        """
         with self._never_raising("notices"):
             for notice, notifier in await asyncio.to_thread(self._find_untold):
                 try:
@@ -446,55 +449,64 @@ class AlertWatcher:
                 except Exception as failure:
                     error = type(failure).__name__
                 if error is None:
-                    self._sent.add((_place(notice.alert), notice.what, notifier.via))
+                    self._sent.add((_place(notice.alert), notice.event, notifier.via))
                 else:
                     error = self._secrets.scrub(error)
                     self._log(
-                        f'alert.untold via={notifier.via} event={notice.what} error="{error}"'
+                        f'alert.untold via={notifier.via} event={notice.event} error="{error}"'
                     )
                 if notice.alert.id is not None:
-                    values = (notice.alert.id, notice.what, self._now, notifier.via, error)
+                    values = (notice.alert.id, notice.event, self._now, notifier.via, error)
                     await asyncio.to_thread(self._series.append_notice, *values)
 
     def _find_untold(self) -> list[tuple[Notice, Notifier]]:
-        """Return what is to be told now, and through what. Of what opened and closed untold, only
-        what quiet hours held is told, once for each rule and target."""
-        found = []
-        if self._notifiers:
-            stored = self._series.alerts(since=self._now - UNTOLD_FOR_S)
-        else:
-            stored = []
-        # To be told in the morning.
+        """Return the notices that are to be sent now, each with its notifier.
+
+        Of what opened and closed unsent, only what quiet hours held is sent, once for each rule
+        and target.
+        """
+        if not self._notifiers:
+            return []
+        notices = []
+        stored = self._series.alerts(since=self._now - UNTOLD_FOR_S)
+        # To be sent in the morning.
         held = {_place(notice.alert): notice for notice in self._held_notices(stored)}
         for alert in (*reversed(stored), *self._unstored.values()):
-            if alert.id is None:
-                rows = []
-            else:
-                rows = self._series.notices(alert.id)
-            for notifier in () if self._is_quiet(alert) else self._notifiers:
-                told = {
-                    what
-                    for place, what, via in self._sent
-                    if (place, via) == (_place(alert), notifier.via)
-                }
-                tried = Counter(what for what, _, via, _ in rows if via == notifier.via)
-                told |= {
-                    what for what, _, via, error in rows if via == notifier.via and error is None
-                }
-                told |= {what for what, count in tried.items() if count >= MOST_TRIES}
-                if "opened" in told:
+            if self._is_quiet(alert):
+                continue
+            for notifier in self._notifiers:
+                done_events = self._done_events(alert, notifier.via)
+                if "opened" in done_events:
                     notice = self._notice(alert)
                 else:
                     notice = held.get(_place(alert), self._notice(alert))
-                if notice.what not in told and (
-                    notice.what == "opened" or notice.held or "opened" in told
-                ):
-                    found.append((notice, notifier))
-        return found
+                is_news = notice.event == "opened" or notice.held or "opened" in done_events
+                if is_news and notice.event not in done_events:
+                    notices.append((notice, notifier))
+        return notices
+
+    def _done_events(self, alert: Alert, via: str) -> set[str]:
+        """Return the events of an alert that a notifier has sent or tried to send too often."""
+        place = _place(alert)
+        events = {
+            event
+            for sent_place, event, sent_via in self._sent
+            if (sent_place, sent_via) == (place, via)
+        }
+        if alert.id is None:
+            return events
+        tries = Counter[str]()
+        for event, _, row_via, error in self._series.notices(alert.id):
+            if row_via == via:
+                tries[event] += 1
+                if error is None:
+                    events.add(event)
+        return events | {event for event, count in tries.items() if count >= MOST_TRIES}
 
     def _held_notices(self, stored: Sequence[Alert]) -> list[Notice]:
-        """Return one for each rule and target that came and went in quiet hours, of the last time
-        it did. `stored`: newest first."""
+        """Return one notice for each rule and target that opened and closed in quiet hours, of the
+        last time it did. `stored`: newest first.
+        """
         held: dict[tuple[AlertRule, str | None], list[Alert]] = {}
         for alert in stored:
             if alert.closed_at is not None and self._came_and_went(alert, alert.closed_at):
@@ -510,23 +522,23 @@ class AlertWatcher:
 
     def _came_and_went(self, alert: Alert, closed_at: float) -> bool:
         """Return whether quiet hours held both its beginning and its end."""
-        if self._hours is None or alert.rule in self._wanted.quiet_except:
+        if self._hours is None or alert.rule in self._settings.quiet_except:
             return False
         return self._hours.hold(alert.opened_at, self._zone) and self._hours.hold(
             closed_at, self._zone
         )
 
     def _is_quiet(self, alert: Alert) -> bool:
-        if self._hours is None or alert.rule in self._wanted.quiet_except:
+        if self._hours is None or alert.rule in self._settings.quiet_except:
             return False
         return self._hours.hold(self._now, self._zone)
 
     def _known_secrets(self, key_env: str | None) -> Secrets:
-        names = (self._wanted.webhook_env, self._wanted.webhook_token_env, key_env)
-        return Secrets([self._wanted.webhook, *(self._env.get(name) for name in names if name)])
+        names = (self._settings.webhook_env, self._settings.webhook_token_env, key_env)
+        return Secrets([self._settings.webhook, *(self._env.get(name) for name in names if name)])
 
     @contextmanager
-    def _never_raising(self, what: str) -> Iterator[None]:
+    def _never_raising(self, step: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -534,31 +546,32 @@ class AlertWatcher:
                 why = error.message
             else:
                 why = f"{type(error).__name__}: {error}"
-            self._log(f'watch.failed in={what} error="{self._secrets.scrub(why)}"')
+            self._log(f'watch.failed in={step} error="{self._secrets.scrub(why)}"')
 
 
 def _place(alert: Alert) -> AlertPlace:
-    """Return what tells one alert from all others. What is not stored has no id."""
+    """Return what identifies an alert, be it stored or not."""
     return alert.rule, alert.target, alert.opened_at
 
 
 def check_document(
     series: SeriesStore, now: float, *, running: bool | None = None
 ) -> dict[str, Any]:
-    """Return what is wrong now and whether the loop runs, for cron. Sends no notice and stores
-    nothing. `wrong` has the open alerts and, with the rule `unwatched`, targets whose probes are
-    overdue by two intervals."""
-    if (
-        not series.targets()
-    ):  # cron may run as somebody else: nothing watched is not the same as all well
+    """Return what is wrong now and whether the loop runs, for cron. Send no notice, store nothing.
+
+    `wrong` has the open alerts and, with the rule `unwatched`, targets whose probes are overdue by
+    two intervals.
+    """
+    # Cron may run as another user: that nothing is watched does not mean that all is well.
+    if not series.targets():
         raise UserError(
             "nothing is watched here", hint="`skep monitor add NAME --url URL` adds a target"
         )
     wrong = [alert_document(alert) for alert in series.alerts(open_only=True)]
     if running:
-        who = "the monitor runs but is late"
+        reason = "the monitor runs but is late"
     else:
-        who = "the monitor is not running: `skep monitor run` starts it"
+        reason = "the monitor is not running: `skep monitor run` starts it"
     for target_status in target_statuses(series, now, with_readings=False):
         name = target_status.target.name
         overdue_s = target_status.overdue_s(now)
@@ -567,10 +580,17 @@ def check_document(
                 since = "it was added"
             else:
                 since = "the last one"
-            text = (
-                f"{name}: a probe is overdue by {format_seconds(overdue_s)} since {since}; {who}"
+            overdue = format_seconds(overdue_s)
+            wrong.append(
+                {
+                    "rule": "unwatched",
+                    "target": name,
+                    "message": f"{name}: a probe is overdue by {overdue} since {since}; {reason}",
+                    "value": overdue_s,
+                    "limit": 2 * target_status.target.every_s,
+                    "opened_at": None,
+                    "closed_at": None,
+                    "closed_because": None,
+                }
             )
-            unwatched = {"rule": "unwatched", "target": name, "message": text, "value": overdue_s}
-            never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
-            wrong.append({**unwatched, "limit": 2 * target_status.target.every_s, **never})
     return {"ok": not wrong, "at": now, "monitor_running": running, "wrong": wrong}

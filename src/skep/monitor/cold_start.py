@@ -1,6 +1,4 @@
-"""What the first request after a pause costs at a target, in one sentence: its cold runs against
-its hot ones.
-"""
+"""What the first request after a pause costs at a target: its cold runs against its hot ones."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from skep.monitor.store import SeriesStore
 from skep.stats.versus import Judgement
 from skep.units import milliseconds
 
-MATTERS = 1.25  # so many times slower, and it is told unasked
+MATTERS = 1.25  # so many times slower, and it is reported unasked
 
 
 class ColdStart(msgspec.Struct, frozen=True):
@@ -35,23 +33,23 @@ class ColdStart(msgspec.Struct, frozen=True):
     @property
     def matters(self) -> bool:
         factors = [self.cold_ttft_ms / self.hot_ttft_ms]
-        factors += [self.hot_tok_s / self.cold_tok_s] if self.hot_tok_s and self.cold_tok_s else []
+        if self.hot_tok_s and self.cold_tok_s:
+            factors.append(self.hot_tok_s / self.cold_tok_s)
         return self.is_slower and max(factors) >= MATTERS
 
     @property
     def sentence(self) -> str:
-        slower = self.is_slower
-        told = f"first token after {milliseconds(self.cold_ttft_ms)}"
-        told += f" instead of {milliseconds(self.hot_ttft_ms)}" if slower else ""
+        figures = f"first token after {milliseconds(self.cold_ttft_ms)}"
+        if self.is_slower:
+            figures += f" instead of {milliseconds(self.hot_ttft_ms)}"
         if self.cold_tok_s is not None and self.hot_tok_s is not None:
-            told += f", {figure(self.cold_tok_s)} tok/s"
-            told += f" instead of {figure(self.hot_tok_s)}" if slower else ""
+            figures += f", {figure(self.cold_tok_s)} tok/s"
+            if self.is_slower:
+                figures += f" instead of {figure(self.hot_tok_s)}"
+        if not self.is_slower:
+            figures += ", not to be told apart from hot runs"
         pause = f"{self.target} after a pause (probed every {format_interval(self.every_s)})"
-        if slower:
-            alike = ""
-        else:
-            alike = ", not to be told apart from hot runs"
-        return f"{pause}: {told}{alike} ({medians_of(self.window_s)})"
+        return f"{pause}: {figures} ({medians_of(self.window_s)})"
 
     def document(self) -> dict[str, Any]:
         return {**msgspec.to_builtins(self), "matters": self.matters, "sentence": self.sentence}
@@ -60,7 +58,7 @@ class ColdStart(msgspec.Struct, frozen=True):
 def cold_start_of(
     series: SeriesStore, target: str, since: float, until: float
 ) -> ColdStart | None:
-    """None: there are too few cold or hot runs in the window."""
+    """Return the cost of a pause; None: there are too few cold or hot runs in the window."""
     hot = SeriesKey(target, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
     cold = replace(hot, heat=Heat.COLD)
     first_token = compare_keys(series, hot, cold, since, until)
@@ -69,9 +67,9 @@ def cold_start_of(
     hot_speed = replace(hot, metric=SeriesMetric.TOK_S)
     speed = compare_keys(series, hot_speed, replace(hot_speed, heat=Heat.COLD), since, until)
     return ColdStart(
-        target,
-        interval_of(series, target),
-        until - since,
+        target=target,
+        every_s=interval_of(series, target),
+        window_s=until - since,
         cold_ttft_ms=first_token.b.median,
         hot_ttft_ms=first_token.a.median,
         is_slower=Judgement.WORSE in (first_token.judgement, speed.judgement),

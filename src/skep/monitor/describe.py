@@ -1,4 +1,4 @@
-"""What a series did, in plain words. Times are told in the machine's own zone."""
+"""What a series did, in plain words. Times are in the machine's own zone."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _NAMES = {
 
 
 def moment(at: float) -> str:
-    """ "Tuesday 3 November 03:00"."""
+    """Return a moment as "Tuesday 3 November 03:00"."""
     local = datetime.fromtimestamp(at).astimezone()
     return f"{local:%A} {local.day} {local:%B %H:%M}"
 
 
 def clock(at: float) -> str:
-    """ "Tuesday 03:00"."""
+    """Return a moment of the last days as "Tuesday 03:00"."""
     return f"{datetime.fromtimestamp(at).astimezone():%A %H:%M}"
 
 
@@ -66,14 +66,14 @@ def percent_interval(low: float, high: float) -> str:
 
 
 def span_of_time(seconds: float) -> str:
-    """ "24 h", "7 days"."""
+    """Return a length of time as "24 h" or "7 days"."""
     if seconds < 2 * DAY_S:
         return f"{max(1, round(seconds / HOUR_S))} h"
     return f"{round(seconds / DAY_S)} days"
 
 
 def medians_of(window_s: float) -> str:
-    """ "7-day medians", "24-hour medians"."""
+    """Return what medians of a window are called: "7-day medians", "24-hour medians"."""
     hours = max(1, round(window_s / HOUR_S))
     if window_s < 2 * DAY_S:
         return f"{hours}-hour medians"
@@ -97,7 +97,7 @@ _METRICS = {
 
 
 def in_words(key: SeriesKey) -> str:
-    """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
+    """Return a series as "hot, short answer, 4 streams: tok/s"; a single stream is not named."""
     if key.concurrency > 1:
         streams = f", {key.concurrency} streams"
     else:
@@ -108,8 +108,8 @@ def in_words(key: SeriesKey) -> str:
 def cause(
     events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float
 ) -> str | None:
-    """Return what happened nearest to `at`, with what lies within one interval of it; None:
-    nothing did.
+    """Return the event nearest to `at`, with what lies within one interval of it, in words; None:
+    nothing happened then.
     """
     first = between[0] - every_s
     last = between[1] + every_s
@@ -121,30 +121,30 @@ def cause(
 
 
 def describe_events(events: Sequence[MonitorEvent]) -> str | None:
-    """To be read after "when"."""
+    """Return events as the words after "when"; None: there is nothing to say."""
     versions, notes, restarts = (
-        [_told(event) for event in events if event.kind is kind] for kind in CAUSES
+        [_describe_event(event) for event in events if event.kind is kind] for kind in CAUSES
     )
-    found = versions[:3] + notes[:2] or restarts[:1]
-    return " and ".join(dict.fromkeys(found)) or None
+    causes = versions[:3] + notes[:2] or restarts[:1]
+    return " and ".join(dict.fromkeys(causes)) or None
 
 
-def _told(event: MonitorEvent) -> str:
+def _describe_event(event: MonitorEvent) -> str:
     detail = event.detail
     if event.kind is EventKind.NOTE:
         return f"it was noted: {event.text}"
     if event.kind is EventKind.RESTART:
         return "it restarted"
     if {"what", "from", "to"} <= detail.keys():
-        what = str(detail["what"])
-        name = _NAMES.get(what, f"the {what.replace('_', ' ')}")
+        component = str(detail["what"])
+        name = _NAMES.get(component, f"the {component.replace('_', ' ')}")
         return f"{name} changed from {detail['from']} to {detail['to']}"
     return event.text
 
 
 def describe_change(change: SeriesChange) -> str:
-    """ "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the driver changed from
-    570 to 580".
+    """Return a change as "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the
+    driver changed from 570 to 580".
     """
     size = f"{percent(change.ratio)} ({percent_interval(change.ratio_low, change.ratio_high)})"
     since = f"{size} since {moment(change.at)}"
@@ -155,29 +155,27 @@ def describe_change(change: SeriesChange) -> str:
 
 def describe_level(stats: WindowStats, metric: SeriesMetric) -> str:
     if stats.cv is None:
-        steady = ""
+        variation = ""
     else:
-        steady = f", CV {100 * stats.cv:.1f} %"
+        variation = f", CV {100 * stats.cv:.1f} %"
     reach = f"{figure(stats.low)} .. {figure(stats.high)} {metric.unit}"
-    return f"median {figure(stats.median)} {metric.unit}, {reach}{steady}"
+    return f"median {figure(stats.median)} {metric.unit}, {reach}{variation}"
 
 
 def describe_probe(probe: Probe) -> list[str]:
     """Return what was probed, and what to know of its figures."""
-    told = [
-        (
-            f"{probe.model or 'no model known'}; "
-            f"{', '.join(f'{k} {v}' for k, v in sorted(probe.versions.items()))}"
-        )
-    ]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(probe.versions.items()))
+    sentences = [f"{probe.model or 'no model known'}; {versions}"]
     if probe.busy:
         others = f"{probe.running or 0} running, {probe.waiting or 0} waiting"
-        told.append(f"other requests ran ({others}): this is not a regression")
-    return [*told, *(["simulated"] if probe.simulated else [])]
+        sentences.append(f"other requests ran ({others}): this is not a regression")
+    if probe.simulated:
+        sentences.append("simulated")
+    return sentences
 
 
 def describe_coverage(coverage: Mapping[str, int]) -> str | None:
-    """None: every probe was made and succeeded, or none was due."""
+    """Return how many probes were missed or failed; None: none was."""
     total = sum(coverage.values())
     missed = coverage.get("missed", 0)
     failed = coverage.get("failed", 0)
@@ -190,31 +188,30 @@ def describe_coverage(coverage: Mapping[str, int]) -> str | None:
 
 
 def describe_probing(targets: Sequence[ProbeTarget]) -> list[str]:
-    """Return how these targets are probed, the schedule of each first.
-
-    Nothing of it is an address.
-    """
+    """Return how these targets are probed, the schedule of each first. No URL is in it."""
     by_schedule: dict[str, list[str]] = {}
     for target in targets:
         by_schedule.setdefault(_schedule(target), []).append(target.name)
-    told = [f"{', '.join(names)}: {schedule}" for schedule, names in by_schedule.items()]
-    return [*told, *_METHOD] if told else []
+    sentences = [f"{', '.join(names)}: {schedule}" for schedule, names in by_schedule.items()]
+    return [*sentences, *_METHOD] if sentences else []
 
 
 def _schedule(target: ProbeTarget) -> str:
-    every = format_interval(target.every_s)
+    interval = format_interval(target.every_s)
     late = format_interval(round(target.jitter_s))
     runs = [f"a short answer of {target.short_tokens} tokens"]
-    runs += [f"a long one of {target.long_tokens}"] if target.long_tokens else []
-    runs += [f"{target.concurrency} short ones at once"] if target.concurrency else []
+    if target.long_tokens:
+        runs.append(f"a long one of {target.long_tokens}")
+    if target.concurrency:
+        runs.append(f"{target.concurrency} short ones at once")
     prompts = f"prompts of about {target.prompt_tokens} tokens"
-    return f"a probe every {every}, up to {late} later; {prompts}; {', '.join(runs)}"
+    return f"a probe every {interval}, up to {late} later; {prompts}; {', '.join(runs)}"
 
 
 _METHOD = (
     (
-        "A probe begins with a cold run, a short answer after the pause, kept as a series of "
-        "its own; the hot runs follow."
+        "A probe begins with a cold run, a short answer after the pause, kept as a series of its "
+        "own; the hot runs follow."
     ),
     "Every prompt is new, so that no cache has seen it.",
     (

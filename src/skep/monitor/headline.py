@@ -1,9 +1,9 @@
-"""Which target is the faster one, in one sentence. `skep monitor status`, the landing view and the
-public page say it.
+"""Which target is the faster one, in one sentence, for `skep monitor status`, the landing view and
+the public page.
 
-An own machine is set against each server of somebody else; where all are of one kind, the fastest
-against the others. The figure is the speed of hot runs by the client's clock: the one clock that
-every target has."""
+A machine of our own is compared with each server of somebody else; where all are of one kind, the
+fastest with the others. The figure is the speed of hot runs by the client's clock: the one clock
+that every target has."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ class SpeedHeadline(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        medians = (
-            f"({medians_of(self.window_s)} {figure(self.medians[0])} and "
-            f"{figure(self.medians[1])})"
-        )
+        target_median, other_median = map(figure, self.medians)
+        medians = f"({medians_of(self.window_s)} {target_median} and {other_median})"
         if self.judgement is Judgement.UNKNOWN:
             return (
                 f"{self.target} and {self.other} are not compared: their probes ask for "
@@ -62,17 +60,21 @@ class SpeedHeadline(msgspec.Struct, frozen=True):
 
     @property
     def details(self) -> list[str]:
-        """What to know of the sentence: which figure, how sure, which models."""
-        told = [in_words(self.key)]
+        """Return what to know of the sentence: which figure, how sure, which models."""
+        details = [in_words(self.key)]
         if self.judgement is not Judgement.UNKNOWN:
             ratio = self.ratio
-            told.append(f"ratio {ratio.estimate:.2f} (95 %: {ratio.low:.2f} to {ratio.high:.2f})")
-        told.append(f"{self.counts[0]} and {self.counts[1]} values")
+            details.append(
+                f"ratio {ratio.estimate:.2f} (95 %: {ratio.low:.2f} to {ratio.high:.2f})"
+            )
+        details.append(f"{self.counts[0]} and {self.counts[1]} values")
         if None not in self.models and self.models[0] != self.models[1]:
-            told.append(f"different models, {self.models[0]} and {self.models[1]}")
-        told += [f"{' and '.join(self.simulated)} simulated"] if self.simulated else []
-        told += [f"{' and '.join(self.away)} without figures now"] if self.away else []
-        return told
+            details.append(f"different models, {self.models[0]} and {self.models[1]}")
+        if self.simulated:
+            details.append(f"{' and '.join(self.simulated)} simulated")
+        if self.away:
+            details.append(f"{' and '.join(self.away)} without figures now")
+        return details
 
     @property
     def line(self) -> str:
@@ -80,48 +82,53 @@ class SpeedHeadline(msgspec.Struct, frozen=True):
 
     def document(self) -> dict[str, Any]:
         derived = {"series": self.key.kind, "sentence": self.sentence, "details": self.details}
-        return {
+        fields = {
             name: value for name, value in msgspec.to_builtins(self).items() if name != "key"
-        } | derived
+        }
+        return {**fields, **derived}
 
 
 def in_percent(ratio: float) -> str:
-    """ "118 % faster than", "54 % slower than", "12.3 times as fast as"."""
+    """Return a ratio as "118 % faster than", "54 % slower than", "12.3 times as fast as"."""
     if ratio >= MANY_TIMES:
         return f"{ratio:.1f} times as fast as"
-    size = 100 * abs(ratio - 1)
-    return f"{size:.{0 if size >= 10 else 1}f} % {'faster' if ratio >= 1 else 'slower'} than"
+    percent = 100 * abs(ratio - 1)
+    decimals = 0 if percent >= 10 else 1
+    word = "faster" if ratio >= 1 else "slower"
+    return f"{percent:.{decimals}f} % {word} than"
 
 
 def headlines_of(
     series: SeriesStore, standings: Sequence[TargetStatus], now: float
 ) -> list[SpeedHeadline]:
-    """Of targets that are watched; none where a figure of one of them is missing."""
+    """Return the headlines of the watched targets, without pairs that lack a figure."""
     away = {standing.target.name for standing in standings if standing.state in _AWAY}
-    found = []
-    for one, other in _pairs(standings):
-        headline = headline_of(series, one.target.name, other.target.name, now - WINDOW_S, now)
+    headlines = []
+    for standing, rival in _pairs(standings):
+        headline = headline_of(
+            series, standing.target.name, rival.target.name, now - WINDOW_S, now
+        )
         if headline is not None:
-            found.append(
+            headlines.append(
                 replace(headline, away=tuple(name for name in headline.names if name in away))
             )
-        if len(found) == MOST_HEADLINES:
+        if len(headlines) == MOST_HEADLINES:
             break
-    return found
+    return headlines
 
 
 def _pairs(standings: Sequence[TargetStatus]) -> list[tuple[TargetStatus, TargetStatus]]:
-    """The gateway stands for the replicas behind it."""
+    """Return which targets to compare. The gateway stands for the replicas behind it."""
     by_kind = {
         kind: [standing for standing in standings if standing.target.kind is kind]
         for kind in TargetKind
     }
-    own = by_kind[TargetKind.GATEWAY] or by_kind[TargetKind.REPLICA]
+    own_standings = by_kind[TargetKind.GATEWAY] or by_kind[TargetKind.REPLICA]
     others = by_kind[TargetKind.ENDPOINT]
-    if own and others:
-        return [(one, other) for one in own for other in others]
-    ordered = sorted([*own, *others], key=_speed, reverse=True)
-    return [(ordered[0], other) for other in ordered[1:]]
+    if own_standings and others:
+        return [(standing, rival) for standing in own_standings for rival in others]
+    ordered = sorted([*own_standings, *others], key=_speed, reverse=True)
+    return [(ordered[0], rival) for rival in ordered[1:]]
 
 
 def _speed(standing: TargetStatus) -> float:
@@ -132,29 +139,29 @@ def _speed(standing: TargetStatus) -> float:
 
 
 def headline_of(
-    series: SeriesStore, target: str, other: str, since: float, until: float
+    series: SeriesStore, target: str, rival: str, since: float, until: float
 ) -> SpeedHeadline | None:
-    """Of the short runs, else of the long ones.
+    """Return the headline of the short runs, else of the long ones.
 
-    None: they have no figure in common in the window.
+    None: the two have no figure in common in the window.
     """
     for shape in (ProbeShape.SHORT, ProbeShape.LONG):
         key = SeriesKey(target, Heat.HOT, shape, 1, SeriesMetric.TOK_S)
-        found = compare_series(series, key, other, target, since, until)
-        if found.ratio is None or found.a is None or found.b is None:
+        comparison = compare_series(series, key, rival, target, since, until)
+        if comparison.ratio is None or comparison.a is None or comparison.b is None:
             continue
         return SpeedHeadline(
             target,
-            other,
+            rival,
             key=key,
             window_s=until - since,
-            judgement=found.judgement,
-            ratio=found.ratio,
-            medians=(found.b.median, found.a.median),
-            counts=(found.b.count, found.a.count),
-            models=(served_model(series, target), served_model(series, other)),
+            judgement=comparison.judgement,
+            ratio=comparison.ratio,
+            medians=(comparison.b.median, comparison.a.median),
+            counts=(comparison.b.count, comparison.a.count),
+            models=(served_model(series, target), served_model(series, rival)),
             simulated=tuple(
-                name for name in (target, other) if series.is_simulated(name, since, until)
+                name for name in (target, rival) if series.is_simulated(name, since, until)
             ),
         )
     return None

@@ -46,7 +46,7 @@ Band = tuple[float, float, float, float]  # moment, median, lower and upper quar
 
 
 def begins_anew(event: MonitorEvent) -> bool:
-    """Whether another model answers from then on.
+    """Return whether another model answers from then on.
 
     What is derived of a series never mixes the two.
     """
@@ -54,15 +54,16 @@ def begins_anew(event: MonitorEvent) -> bool:
 
 
 def model_changes(series: SeriesStore, target: str, until: float) -> list[MonitorEvent]:
-    """Return when other models began to answer at a target, oldest first; of one moment the first
-    event.
+    """Return when other models began to answer at a target, oldest first.
+
+    Of several events at one moment it is the first.
     """
     events = series.events(-math.inf, until, target, version_of=ANOTHER_MODEL)
     return [*{event.at: event for event in reversed(events)}.values()][::-1]
 
 
 def series_began(series: SeriesStore, target: str, until: float) -> float:
-    """Return since when the model that answers does so; minus infinity where it always did."""
+    """Return since when the present model answers; minus infinity where it always did."""
     return max((event.at for event in model_changes(series, target, until)), default=-math.inf)
 
 
@@ -74,7 +75,9 @@ class WindowReading(msgspec.Struct, frozen=True):
     span_s: float = 0.0
 
     def quiet(self, since: float, until: float) -> list[tuple[float, float]]:
-        """Without the busy ones; of an hour or a day its median, in the middle of it."""
+        """Return moments and values without the busy ones: of an hour or a day its middle and its
+        median.
+        """
         spans = [
             (span.start + self.span_s / 2, span.median)
             for span in self.spans
@@ -89,7 +92,7 @@ class WindowReading(msgspec.Struct, frozen=True):
 
 
 class SeriesHistory(msgspec.Struct, frozen=True):
-    """Either `points` or `spans` is empty.
+    """A series over a window, with all that is derived of it. Either `points` or `spans` is empty.
 
     `band`: moment, median, lower and upper quartile of `band_s` up to it.
     """
@@ -112,80 +115,119 @@ class SeriesHistory(msgspec.Struct, frozen=True):
     def document(self) -> dict[str, Any]:
         """Return what is derived from the values, without these."""
         names = ("since", "until", "stats", "events", "coverage", "busy", "sentences")
-        told = {name: msgspec.to_builtins(getattr(self, name)) for name in names}
+        fields = {name: msgspec.to_builtins(getattr(self, name)) for name in names}
         changes = [change.document() for change in self.changes]
-        return {"series": str(self.key), "unit": self.key.metric.unit, **told, "changes": changes}
+        return {
+            "series": str(self.key),
+            "unit": self.key.metric.unit,
+            **fields,
+            "changes": changes,
+        }
 
 
 def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) -> SeriesHistory:
+    """Return a series over a window, with what is to be said of it.
+
+    The band's first values need what came before the window: that is read too.
+    """
     band_s = BAND_S if until - since > 2 * DAY_S else DAY_S
     begin = since - band_s
-    read = read_window(series, key, begin, until)
-    points = tuple(point for point in read.points if since <= point.at < until)
-    spans = tuple(span for span in read.spans if since <= span.start < until)
+    reading = read_window(series, key, begin, until)
     swaps = [event for event in model_changes(series, key.target, until) if event.at >= begin]
     changes = [change for change in series.changes(key.target, begin) if change.at < until]
     steps = sorted({*steps_of(key, changes), *(swap.at for swap in swaps)})
-    band = [row for row in stepped(read.quiet(begin, until), steps, band_s) if row[0] >= since]
+    band = _band(reading.quiet(begin, until), steps, since, band_s)
+    same_model_since = max([since, *(swap.at for swap in swaps)])
+    points, spans = _inside(reading, since, until)
+    own_changes = [change for change in changes if change.key == key and change.at >= since]
+    busy_points = sum(point.busy for point in points)
+    busy_in_spans = sum(span.busy for span in spans)
     series_history = SeriesHistory(
-        *(key, since, until),
+        key=key,
+        since=since,
+        until=until,
         points=points,
         spans=spans,
-        band=band[:: max(1, -(-len(band) // MOST_POINTS))],
+        band=band,
         band_s=band_s,
         steps=tuple(step for step in steps if step > since),
-        stats=window_stats(
-            value for _, value in read.quiet(max([since, *(swap.at for swap in swaps)]), until)
-        ),
-        changes=tuple(change for change in changes if change.key == key and change.at >= since),
+        stats=window_stats(value for _, value in reading.quiet(same_model_since, until)),
+        changes=tuple(own_changes),
         events=tuple(series.events(since, until, key.target)),
         coverage=series.coverage(key.target, since, until),
-        busy=sum(point.busy for point in points) + sum(span.busy for span in spans),
+        busy=busy_points + busy_in_spans,
     )
-    return replace(
-        series_history,
-        sentences=tuple(_sentences(series_history, [swap for swap in swaps if swap.at >= since])),
-    )
+    swaps_inside = [swap for swap in swaps if swap.at >= since]
+    sentences = _sentences(series_history, swaps_inside)
+    return replace(series_history, sentences=tuple(sentences))
+
+
+def _inside(
+    reading: WindowReading, since: float, until: float
+) -> tuple[tuple[SeriesPoint, ...], tuple[SeriesSpan, ...]]:
+    """Return the points and the spans that begin in the window."""
+    points = tuple(point for point in reading.points if since <= point.at < until)
+    spans = tuple(span for span in reading.spans if since <= span.start < until)
+    return points, spans
+
+
+def _band(
+    values: Sequence[tuple[float, float]], steps: Sequence[float], since: float, band_s: float
+) -> list[Band]:
+    """Return the rolling median from `since` on, thinned out where it has too many rows."""
+    band = [row for row in stepped(values, steps, band_s) if row[0] >= since]
+    every_nth = max(1, math.ceil(len(band) / MOST_POINTS))
+    return band[::every_nth]
 
 
 def read_window(series: SeriesStore, key: SeriesKey, since: float, until: float) -> WindowReading:
-    """Samples where they are there and not too many, else hours, else days."""
+    """Read the samples where they are stored and not too many, else the hours, else the days."""
     if (until - since) / HOUR_S > MOST_POINTS:
-        return WindowReading(
-            spans=tuple(series.spans(key, SpanKind.DAY, since, until)), span_s=DAY_S
-        )
+        days = series.spans(key, SpanKind.DAY, since, until)
+        return WindowReading(spans=tuple(days), span_s=DAY_S)
     hours = series.spans(key, SpanKind.HOUR, since, until)
-    whole = [hour for hour in hours if since <= hour.start and hour.start + HOUR_S <= until]
-    if sum(hour.count + hour.busy for hour in hours) <= MOST_POINTS:
+    whole_hours = [hour for hour in hours if since <= hour.start and hour.start + HOUR_S <= until]
+    if _sample_count(hours) <= MOST_POINTS:
         points = series.points(key, since, until)
-        if len(points) >= sum(hour.count + hour.busy for hour in whole):  # else some were deleted
+        if len(points) >= _sample_count(whole_hours):  # else some were deleted
             return WindowReading(points=tuple(points))
     return WindowReading(spans=tuple(hours), span_s=HOUR_S)
 
 
-def _sentences(found: SeriesHistory, swaps: Sequence[MonitorEvent]) -> list[str]:
+def _sample_count(spans: Sequence[SeriesSpan]) -> int:
+    return sum(span.count + span.busy for span in spans)
+
+
+def _sentences(series_history: SeriesHistory, swaps: Sequence[MonitorEvent]) -> list[str]:
     """Return what is to be said of a series, the newest first."""
-    told = [
+    newest_swaps = swaps[: -_MOST_TOLD - 1 : -1]
+    sentences = [
         f"a new series since {describe.moment(swap.at)}, when {describe.describe_events([swap])}"
-        for swap in swaps[: -_MOST_TOLD - 1 : -1]
+        for swap in newest_swaps
     ]
-    told += [describe.describe_change(change) for change in found.changes[: -_MOST_TOLD - 1 : -1]]
-    if found.stats is not None:
-        told.append(describe.describe_level(found.stats, found.key.metric))
-    if coverage := describe.describe_coverage(found.coverage):
-        told.append(coverage)
-    if found.busy:
-        told.append(
-            f"values while other clients used the target: {found.busy}, shown and not counted"
-        )
-    return told
+    newest_changes = series_history.changes[: -_MOST_TOLD - 1 : -1]
+    sentences += [describe.describe_change(change) for change in newest_changes]
+    if series_history.stats is not None:
+        sentences.append(describe.describe_level(series_history.stats, series_history.key.metric))
+    coverage = describe.describe_coverage(series_history.coverage)
+    if coverage:
+        sentences.append(coverage)
+    if series_history.busy:
+        count = f"{series_history.busy}, shown and not counted"
+        sentences.append(f"values while other clients used the target: {count}")
+    return sentences
 
 
 def steps_of(key: SeriesKey, changes: Sequence[SeriesChange]) -> set[float]:
-    """Return when the series changed. For others than those that stand for the target, changes are
-    not looked for: those of the same unit stand in."""
-    own = {change.at for change in changes if change.key == key}
-    return own or {change.at for change in changes if change.key.metric.unit == key.metric.unit}
+    """Return when the series changed.
+
+    Changes are looked for only in the series that stand for the target: for any other one, the
+    changes of the same unit stand in.
+    """
+    moments = {change.at for change in changes if change.key == key}
+    return moments or {
+        change.at for change in changes if change.key.metric.unit == key.metric.unit
+    }
 
 
 def stepped(
@@ -197,13 +239,13 @@ def stepped(
     """
     moments = [at for at, _ in values]
     cuts = [0, *(bisect_left(moments, step) for step in steps), len(values)]
-    found: list[Band] = []
+    band: list[Band] = []
     for place, (begin, end) in enumerate(pairwise(cuts)):
         piece = rolling_median(values[begin:end], width_s)
         # After a step the first rows are medians of next to nothing.
         unsure = place and len(piece) > 2 * _UNSURE
-        found += piece[_UNSURE:] if unsure else piece
-    return found
+        band += piece[_UNSURE:] if unsure else piece
+    return band
 
 
 WINDOW_S = 30 * DAY_S
@@ -213,62 +255,75 @@ _SHAPES = (ProbeShape.SHORT, ProbeShape.LONG)
 
 def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     """Return the series that stand for a target: its speed, short runs of one stream first, then
-    TTFT. The engine's own figure where it tells one, else the client's; with several streams at
-    once the sum of them all. Only hot runs."""
+    TTFT.
+
+    The speed is the engine's own figure where it reports one, else the client's; with several
+    streams at once it is the sum of them all. Only hot runs count.
+    """
     keys = set(series.keys(target))
     hot = [key for key in keys if key.heat is Heat.HOT and key.shape in _SHAPES]
     kinds = sorted({(key.concurrency, _SHAPES.index(key.shape)) for key in hot})
     _, samples = series.latest(target)  # another engine may report fewer figures
-    told = {
-        metric for metric in SeriesMetric for sample in samples if sample.value(metric) is not None
+    reported_metrics = {
+        metric
+        for metric in SeriesMetric
+        if any(sample.value(metric) is not None for sample in samples)
     }
-    found = []
+    chosen = []
     for concurrency, shape in kinds:
         if concurrency > 1:
-            wanted: tuple[SeriesMetric, ...] = (SeriesMetric.EFFECTIVE_TOK_S,)
+            metrics: tuple[SeriesMetric, ...] = (SeriesMetric.EFFECTIVE_TOK_S,)
         else:
-            wanted = (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)
-        here = [
-            SeriesKey(target, Heat.HOT, _SHAPES[shape], concurrency, metric) for metric in wanted
+            metrics = (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)
+        stored = [
+            key
+            for metric in metrics
+            if (key := SeriesKey(target, Heat.HOT, _SHAPES[shape], concurrency, metric)) in keys
         ]
-        there = [key for key in here if key in keys]
-        found += ([key for key in there if key.metric in told] or there)[:1]
-    found += [SeriesKey(target, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)]
-    return [key for key in found if key in keys]
+        reported = [key for key in stored if key.metric in reported_metrics]
+        chosen += (reported or stored)[:1]
+    ttft = SeriesKey(target, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
+    if ttft in keys:
+        chosen.append(ttft)
+    return chosen
 
 
 def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesChange]:
-    """Of every series that stands for the target, oldest first; stored in place of those found
-    before. Looked for over the last 30 days; what was found near the beginning of that window, or
-    before it, stays as it was."""
+    """Look for changes in every series that stands for the target, store them, and return them,
+    oldest first.
+
+    They replace those stored before. The last 30 days are searched; what was found near the
+    beginning of that window, or before it, stays as it was.
+    """
     earlier = series.changes(target)
     every_s = interval_of(series, target)
     start = now - WINDOW_S
     began = series_began(series, target, now + 1)
-    found = []
+    all_changes = []
     for key in primary_keys(series, target):
-        known = [change for change in earlier if change.key == key]
-        older = any(change.at < start for change in known) or bool(
+        stored = [change for change in earlier if change.key == key]
+        is_older = any(change.at < start for change in stored) or bool(
             series.points(key, 0.0, start, limit=1)
         )
-        edge = start + SETTLED_S if older else start
-        if older:
-            changes = [change for change in known if change.at < edge]
+        if is_older:
+            edge = start + SETTLED_S
+            changes = [change for change in stored if change.at < edge]
         else:
+            edge = start
             changes = []
         since = max([start, *(change.at for change in changes)])
         if began > start:
-            changes = [change for change in known if change.at < began]
+            changes = [change for change in stored if change.at < began]
             edge = began
             since = began
-        # Of a target that is probed oftener, less time.
+        # The limit counts points: the oftener a target is probed, the shorter the time.
         points = series.points(key, since, now + 1, limit=MOST)
         if len(points) >= FEWEST:
             new = changes_in(key, points, series.events(since - DAY_S, now + 1, target), every_s)
             changes += [change for change in new if change.at >= edge]
         series.set_changes(key, changes)
-        found += changes
-    return sorted(found, key=lambda change: (change.at, change.key))
+        all_changes += changes
+    return sorted(all_changes, key=lambda change: (change.at, change.key))
 
 
 def changes_in(
@@ -280,11 +335,19 @@ def changes_in(
     for split in changes_in_series([point.value for point in quiet]):
         at = quiet[split.index].at
         between = (quiet[split.bracket[0] - 1].at, quiet[split.bracket[1]].at)
-        ratio = (split.ratio.low, split.ratio.high)
-        counts = (split.count_before, split.count_after)
-        because = describe.cause(events, at, between, every_s)
         changes.append(
-            SeriesChange(key, at, between, split.before, split.after, *ratio, *counts, because)
+            SeriesChange(
+                key=key,
+                at=at,
+                between=between,
+                before=split.before,
+                after=split.after,
+                ratio_low=split.ratio.low,
+                ratio_high=split.ratio.high,
+                count_before=split.count_before,
+                count_after=split.count_after,
+                because=describe.cause(events, at, between, every_s),
+            )
         )
     return changes
 
@@ -292,15 +355,14 @@ def changes_in(
 def interval_of(series: SeriesStore, target: str) -> float:
     """Return the seconds between two probes of a target."""
     return next(
-        (one.every_s for one in series.targets(removed=True) if one.name == target), HOUR_S
+        (stored.every_s for stored in series.targets(removed=True) if stored.name == target),
+        HOUR_S,
     )
 
 
 AROUND_S = 7 * DAY_S
-_BOUNDARIES = (
-    EventKind.VERSION,
-    EventKind.NOTE,
-)  # a restart by itself is not expected to change a speed
+# A restart by itself is not expected to change a speed.
+_BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)
 LONGEST_NOTE = 500  # characters
 _NOTES_TOLD = 3
 ALIKE = 1.25  # lengths that differ by more make another load
@@ -330,7 +392,7 @@ class TargetComparison(msgspec.Struct, frozen=True):
 
     @property
     def same_model(self) -> bool | None:
-        """None: of one of them it is not known which it is."""
+        """Return whether both serve the same model; None: one of the models is not known."""
         if self.model_a is None or self.model_b is None:
             return None
         return self.model_a == self.model_b
@@ -343,9 +405,9 @@ class TargetComparison(msgspec.Struct, frozen=True):
 def compare_targets(
     series: SeriesStore, a: str, b: str, since: float, until: float
 ) -> TargetComparison:
-    """Every kind of run that both have, hot before cold.
+    """Compare every kind of run that both targets have, hot before cold.
 
-    UserError for a target that was never there.
+    Raise UserError for a target that never existed.
     """
     for name in (a, b):
         series.target(name, removed=True)
@@ -356,26 +418,33 @@ def compare_targets(
         for key in ordered
     )
     return TargetComparison(
-        a, b, since, until, served_model(series, a), served_model(series, b), rows
+        a=a,
+        b=b,
+        since=since,
+        until=until,
+        model_a=served_model(series, a),
+        model_b=served_model(series, b),
+        rows=rows,
     )
 
 
 def compare_series(
     series: SeriesStore, key: SeriesKey, a: str, b: str, since: float, until: float
 ) -> SeriesComparison:
-    """Of one kind of run at two targets, whosever `key` is."""
-    found = compare_keys(series, replace(key, target=a), replace(key, target=b), since, until)
-    if not _same_lengths(
-        series, key.shape, a, b
-    ):  # figures stand side by side, and none is better or worse
-        found = replace(found, judgement=Judgement.UNKNOWN)
-    return found
+    """Compare one kind of run at two targets; the target of `key` does not matter.
+
+    Where the probes ask for other lengths, the figures stand side by side without a judgement.
+    """
+    comparison = compare_keys(series, replace(key, target=a), replace(key, target=b), since, until)
+    if not _same_lengths(series, key.shape, a, b):
+        comparison = replace(comparison, judgement=Judgement.UNKNOWN)
+    return comparison
 
 
 def compare_keys(
     series: SeriesStore, a: SeriesKey, b: SeriesKey, since: float, until: float
 ) -> SeriesComparison:
-    """Of each target since the model that answers does so."""
+    """Compare two series, each since the present model of its target answers."""
     begins = [max(since, series_began(series, key.target, until)) for key in (a, b)]
     values = (
         _values(series, key, begin, until) for key, begin in zip((a, b), begins, strict=True)
@@ -393,54 +462,62 @@ def served_model(series: SeriesStore, target: str) -> str | None:
 
 def _same_lengths(series: SeriesStore, shape: ProbeShape, a: str, b: str) -> bool:
     """Return whether probes of two targets ask for about as many tokens."""
-    one, other = (series.target(name, removed=True) for name in (a, b))
+    target_a, target_b = (series.target(name, removed=True) for name in (a, b))
     if shape is ProbeShape.SHORT:
         name = "short_tokens"
     else:
         name = "long_tokens"
-    pairs = [(one.prompt_tokens, other.prompt_tokens), (getattr(one, name), getattr(other, name))]
+    pairs = [
+        (target_a.prompt_tokens, target_b.prompt_tokens),
+        (getattr(target_a, name), getattr(target_b, name)),
+    ]
     return all(max(pair) <= ALIKE * min(pair) for pair in pairs)
 
 
 def around_event(series: SeriesStore, event: MonitorEvent, key: SeriesKey) -> dict[str, Any]:
-    """Compare the week before it and the week after it, each up to the next note or version. The
-    ratio is after over before."""
+    """Compare the week before an event with the week after it, up to the next note or version.
+
+    The ratio is after over before.
+    """
     start = event.at - AROUND_S
     end = event.at + AROUND_S
     every_s = interval_of(series, key.target)
-    others = [
-        event.at for event in series.events(start, end, key.target) if event.kind in _BOUNDARIES
+    boundaries = [
+        near.at
+        for near in series.events(start, end, key.target)
+        if near.kind in _BOUNDARIES and abs(near.at - event.at) > every_s
     ]
-    others = [at for at in others if abs(at - event.at) > every_s]
-    before = (max([start, *(at for at in others if at < event.at)]), event.at)
-    after = (event.at, min([end, *(at for at in others if at > event.at)]))
+    before = (max([start, *(at for at in boundaries if at < event.at)]), event.at)
+    after = (event.at, min([end, *(at for at in boundaries if at > event.at)]))
     values = (_values(series, key, *window) for window in (before, after))
-    found = versus(*values, more_is_better=key.metric.more_is_better)
-    counts = [0 if side is None else side.count for side in (found.a, found.b)]
-    told = f"not comparable, with {counts[0]} values before and {counts[1]} after"
-    if (ratio := found.ratio) is not None:
-        size = (
-            f"{describe.percent(ratio.estimate)} "
-            f"({describe.percent_interval(ratio.low, ratio.high)})"
-        )
-        if found.judgement is Judgement.SAME:
-            same = ", inside run-to-run noise"
-        else:
-            same = ""
-        told = f"{size}{same}; {counts[1]} values against {counts[0]} before"
-    what = describe.describe_events([event]) or event.text
-    sentence = f"since {describe.moment(event.at)}, when {what}: {told}"
+    comparison = versus(*values, more_is_better=key.metric.more_is_better)
+    event_text = describe.describe_events([event]) or event.text
+    sentence = f"since {describe.moment(event.at)}, when {event_text}: {_outcome(comparison)}"
     windows = {"series": str(key), "before": list(before), "after": list(after)}
-    return {**windows, **msgspec.to_builtins(found), "sentence": sentence}
+    return {**windows, **msgspec.to_builtins(comparison), "sentence": sentence}
+
+
+def _outcome(comparison: SeriesComparison) -> str:
+    """Return in words what changed from before an event (A) to after it (B)."""
+    before, after = (0 if side is None else side.count for side in (comparison.a, comparison.b))
+    ratio = comparison.ratio
+    if ratio is None:
+        return f"not comparable, with {before} values before and {after} after"
+    interval = describe.percent_interval(ratio.low, ratio.high)
+    if comparison.judgement is Judgement.SAME:
+        noise = ", inside run-to-run noise"
+    else:
+        noise = ""
+    size = f"{describe.percent(ratio.estimate)} ({interval}){noise}"
+    return f"{size}; {after} values against {before} before"
 
 
 def write_note(
     series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
 ) -> tuple[MonitorEvent, list[dict[str, Any]]]:
-    """Store a note of one target, or of all; return it with what it has brought, where that can be
-    told already.
-    """
-    if not (words := one_line(text, len(text))):
+    """Store a note of one target, or of all. Return it, and what it has brought so far."""
+    words = one_line(text, len(text))
+    if not words:
         raise UserError(
             "the note is empty", hint="say what was changed, such as: NVLink bridges removed"
         )
@@ -466,26 +543,28 @@ def write_note(
 
 
 def around_note(series: SeriesStore, event: MonitorEvent) -> list[dict[str, Any]]:
-    """Return the first series of each target that has values on both sides of it."""
+    """Compare before and after an event, for the first series of each target that has values on
+    both sides of it.
+    """
     if event.target is None:
         names = [target.name for target in series.targets()]
     else:
         names = [event.target]
-    found = [
+    comparisons = [
         around_event(series, event, key)
         for name in names
         for key in primary_keys(series, name)[:1]
     ]
-    return [one for one in found if one["ratio"] is not None]
+    return [comparison for comparison in comparisons if comparison["ratio"] is not None]
 
 
 def notes_in_words(series: SeriesStore, now: float) -> list[str]:
-    """Return what the newest notes of 7 days have brought."""
+    """Return, in sentences, what the newest notes of 7 days have brought."""
     notes = [event for event in series.events(now - AROUND_S, now) if event.kind is EventKind.NOTE]
     return [
-        f"{one['series']}: {one['sentence']}"
+        f"{comparison['series']}: {comparison['sentence']}"
         for event in notes[-_NOTES_TOLD:]
-        for one in around_note(series, event)
+        for comparison in around_note(series, event)
     ]
 
 

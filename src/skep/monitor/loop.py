@@ -2,9 +2,9 @@
 evaluated.
 
 Targets that share a machine are probed one after the other, others at the same time. Killed at any
-moment, it loses the probe under way and nothing else; told to stop, it breaks that one off, and
-its slot is due again. While nothing can be stored, none is begun: slots are missed, and say so
-later."""
+moment, it loses the probe under way and nothing else; asked to stop, it cancels that one, and its
+slot is due again. While nothing can be stored, no probe is begun: its slots are missed, and later
+rows give the reason."""
 
 from __future__ import annotations
 
@@ -60,65 +60,91 @@ class LastSeen:
     began_at: float | None = None
 
     def take(self, probe: Probe) -> None:
-        """Missed ones have shown nothing."""
+        """Take over what a probe has shown; a missed one has shown nothing."""
         if probe.outcome is ProbeOutcome.MISSED:
             return
-        # Neither up nor down.
-        self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome
+        if probe.error_kind != BUSY:  # a busy target is neither up nor down
+            self.outcome = probe.outcome
         self.ended_at = probe.ended_at
-        same = (
+        # The file's name, once known, is not replaced by the name that the model is served under.
+        keep_file_name = (
             "model" in self.versions and probe.versions.get("model") == probe.model == self.model
         )
-        untold = {"model"} if same else set()  # the file's name
         self.versions |= {
-            name: value for name, value in probe.versions.items() if name not in untold
+            name: value
+            for name, value in probe.versions.items()
+            if not (keep_file_name and name == "model")
         }
         self.model = probe.model or self.model
         self.began_at = probe.host_number(BEGAN_AT) or self.began_at
 
 
 def events_since(last_seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
-    """Events between what was seen and this probe.
+    """Return the events between what was last seen of a target and this probe.
 
-    Nothing is said of what was not known before.
+    What was not known before is no event.
     """
-    if probe.started_at is None:
-        at = probe.due_at
-    else:
-        at = probe.started_at
-    news: list[MonitorEvent] = []
-
-    def tell(kind: EventKind, text: str, **detail: object) -> None:
-        news.append(
-            MonitorEvent(at, kind, text, probe.target, {"since": last_seen.ended_at, **detail})
+    changes = [
+        *_changes_of_outcome(last_seen, probe),
+        *_restarts(last_seen, probe),
+        *_changes_of_versions(last_seen, probe),
+    ]
+    at = probe.due_at if probe.started_at is None else probe.started_at
+    return [
+        MonitorEvent(
+            at=at,
+            kind=change.kind,
+            text=change.text,
+            target=probe.target,
+            detail={"since": last_seen.ended_at, **change.detail},
         )
+        for change in changes
+    ]
 
-    failed, had_failed = (
-        outcome is ProbeOutcome.FAILED for outcome in (probe.outcome, last_seen.outcome)
-    )
-    if probe.error_kind != BUSY and failed and not had_failed:
-        tell(
-            EventKind.DOWN, f"down: {probe.error or probe.error_kind}", error_kind=probe.error_kind
-        )
-    elif probe.error_kind != BUSY and had_failed and not failed:
-        tell(EventKind.UP, "up again")
-    began = probe.host_number(BEGAN_AT)
-    if (
-        began is not None
-        and last_seen.began_at is not None
-        and abs(began - last_seen.began_at) > SAME_BEGIN_S
-    ):
-        tell(EventKind.RESTART, "restarted")
+
+@dataclass(slots=True)
+class _TargetChange:
+    """What becomes an event: its kind, its text and what is stored beside it."""
+
+    kind: EventKind
+    text: str
+    detail: dict[str, object] = field(default_factory=dict)
+
+
+def _changes_of_outcome(last_seen: LastSeen, probe: Probe) -> Iterator[_TargetChange]:
+    """Yield that the target went down or came up; a busy one did neither."""
+    if probe.error_kind == BUSY:
+        return
+    failed = probe.outcome is ProbeOutcome.FAILED
+    had_failed = last_seen.outcome is ProbeOutcome.FAILED
+    if failed and not had_failed:
+        text = f"down: {probe.error or probe.error_kind}"
+        yield _TargetChange(EventKind.DOWN, text, {"error_kind": probe.error_kind})
+    elif had_failed and not failed:
+        yield _TargetChange(EventKind.UP, "up again")
+
+
+def _restarts(last_seen: LastSeen, probe: Probe) -> Iterator[_TargetChange]:
+    began_at = probe.host_number(BEGAN_AT)
+    if began_at is None or last_seen.began_at is None:
+        return
+    if abs(began_at - last_seen.began_at) > SAME_BEGIN_S:
+        yield _TargetChange(EventKind.RESTART, "restarted")
+
+
+def _changes_of_versions(last_seen: LastSeen, probe: Probe) -> Iterator[_TargetChange]:
     for name, value in sorted(probe.versions.items()):
         before = last_seen.versions.get(name)
-        untold = (
-            name == "model" and probe.model == last_seen.model and probe.model in (before, value)
-        )
-        if before is not None and before != value and name not in _NO_EVENT and not untold:
-            text = f"{name.replace('_', ' ')} changed from {before} to {value}"
-            text += "; its series begin anew" if name in ANOTHER_MODEL else ""
-            tell(EventKind.VERSION, text, **{"what": name, "from": before, "to": value})
-    return news
+        if before is None or before == value or name in _NO_EVENT:
+            continue
+        # The same model under another of its names: its file's, or that which it is served under.
+        is_same_model = probe.model == last_seen.model and probe.model in (before, value)
+        if name == "model" and is_same_model:
+            continue
+        text = f"{name.replace('_', ' ')} changed from {before} to {value}"
+        if name in ANOTHER_MODEL:
+            text += "; its series begin anew"
+        yield _TargetChange(EventKind.VERSION, text, {"what": name, "from": before, "to": value})
 
 
 POLL_S = 5.0  # targets are added and removed while it runs
@@ -126,8 +152,8 @@ TICK_S = 60.0
 BY_HAND = -1  # the era of probes that somebody asked for
 _LOOKED_BACK = 50  # probes, for the versions that were seen last
 
-Made = tuple[Probe, list[ProbeSample]]
-Prober = Callable[[Due], Awaitable[Made]]
+ProbeResult = tuple[Probe, list[ProbeSample]]
+Prober = Callable[[Due], Awaitable[ProbeResult]]
 
 
 def this_moment() -> Moment:
@@ -135,9 +161,9 @@ def this_moment() -> Moment:
 
 
 class Loop:
-    """`run` goes on until cancelled.
+    """Probes all targets on schedule. `run` goes on until it is cancelled.
 
-    With `once` it ends when nothing is due; an error if that could not be stored.
+    With `once` it ends when nothing is due, and raises if the results could not be stored.
     """
 
     def __init__(
@@ -165,8 +191,8 @@ class Loop:
         self._busy: set[str] = set()  # machines that are being probed
         self._trouble: StoreError | None = None  # the last row could not be written
         self._ticking = False
-        self._ticked: float | None = None
-        self._stirred = asyncio.Event()
+        self._ticked_at: float | None = None  # on the clock that stops in sleep
+        self._probe_ended = asyncio.Event()
 
     async def run(self, *, once: bool = False) -> None:
         self._schedule = ProbeSchedule(await self._in_thread(self._series.last_slots))
@@ -176,40 +202,40 @@ class Loop:
                     agenda = await self._turn(tasks)
                     if once and not self._busy and not (agenda and agenda.due):
                         break
-                    if agenda is None or agenda.wake_at is None:
-                        wake_at = math.inf
-                    else:
-                        wake_at = agenda.wake_at
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(
-                            max(0.0, min(self._poll_s, wake_at - self._moment().wall))
-                        ):
-                            await self._stirred.wait()
-                    self._stirred.clear()
+                    await self._wait(agenda)
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         if once and self._trouble is not None:
             raise self._trouble
 
-    async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
-        """Start the probes that are due.
+    async def _wait(self, agenda: Agenda | None) -> None:
+        """Wait until a probe is due or has ended, for as long as `poll_s` at most."""
+        if agenda is None or agenda.wake_at is None:
+            wake_at = math.inf
+        else:
+            wake_at = agenda.wake_at
+        wait_s = max(0.0, min(self._poll_s, wake_at - self._moment().wall))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._probe_ended.wait()
+        self._probe_ended.clear()
 
-        Return None where nothing can be stored: none is begun until it can.
-        """
+    async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
+        """Start the probes that are due; none, and return None, while nothing can be stored."""
         now = self._moment()
         if self._series.store.moved:
             raise StoreError(
                 "the store was deleted or replaced while the monitor ran", hint="start it again"
             )
-        if not self._ticking and (self._ticked is None or now.awake - self._ticked >= TICK_S):
+        is_tick_due = self._ticked_at is None or now.awake - self._ticked_at >= TICK_S
+        if is_tick_due and not self._ticking:
             self._ticking = True
-            self._ticked = now.awake
+            self._ticked_at = now.awake
             tasks.create_task(self._tick(now.wall))
-        with contextlib.suppress(StoreError):  # where it cannot be read, those read last
+        with contextlib.suppress(StoreError):  # if it cannot be read, the targets read last stay
             self._targets = await self._in_thread(self._series.targets)
-        agenda = self._schedule.look(
-            self._targets, now, NO_ROOM if self._trouble is not None else None
-        )
+        excuse = None if self._trouble is None else NO_ROOM
+        agenda = self._schedule.look(self._targets, now, excuse)
         if agenda.set_back:
             self._say("monitor.clock set_back=true")
         for missed in agenda.missed:
@@ -233,7 +259,7 @@ class Loop:
         samples: Sequence[ProbeSample] = (),
         events: Sequence[MonitorEvent] = (),
     ) -> bool:
-        """Return whether it is stored."""
+        """Store a probe. Return whether that succeeded."""
         try:
             self._series.append_probe(probe, samples, events)
         except StoreError as error:
@@ -250,12 +276,12 @@ class Loop:
 
     async def _probe(self, due: Due, machine: str) -> None:
         try:
-            probe, samples = await self._made(due)
-            news = await self._news(probe)
+            probe, samples = await self._run_prober(due)
+            events = await self._new_events(probe)
             self._say(_log_line(probe, samples))
-            if not await self._in_thread(self._write, probe, samples, news):
+            if not await self._in_thread(self._write, probe, samples, events):
                 return
-            for event in filter(begins_anew, news):
+            for event in filter(begins_anew, events):
                 self._say(f"monitor.model target={probe.target!r} why={event.text!r}")
             now = self._moment().wall
             with self._going_on(f"after={probe.target!r}"):
@@ -266,35 +292,32 @@ class Loop:
         finally:
             self._schedule.ended(due.target.name)
             self._busy.discard(machine)
-            self._stirred.set()
+            self._probe_ended.set()
 
-    async def _made(self, due: Due) -> Made:
+    async def _run_prober(self, due: Due) -> ProbeResult:
         started_at = self._moment().wall
         try:
             return await self._prober(due)
         except Exception as error:  # a bug in one probe must not end the watch over all
             self._say(f"monitor.failed target={due.target.name!r} why={error!r}")
-            occasion = (
-                due.target.name,
-                due.era,
-                due.slot,
-                due.at,
-                self._moment().wall,
-                ProbeOutcome.FAILED,
-            )
-            return Probe(
-                *occasion,
-                started_at,
+            failed_probe = Probe(
+                target=due.target.name,
+                era=due.era,
+                slot=due.slot,
+                due_at=due.at,
+                ended_at=self._moment().wall,
+                outcome=ProbeOutcome.FAILED,
+                started_at=started_at,
                 error_kind="error",
                 error=f"{type(error).__name__}: {error}"[:300],
-            ), []
+            )
+            return failed_probe, []
 
-    async def _news(self, probe: Probe) -> list[MonitorEvent]:
+    async def _new_events(self, probe: Probe) -> list[MonitorEvent]:
         """Return the events since the last probe, be it one by hand."""
         try:
-            return events_since(
-                await self._in_thread(last_seen, self._series, probe.target), probe
-            )
+            before = await self._in_thread(last_seen, self._series, probe.target)
+            return events_since(before, probe)
         except Exception as error:  # what was measured is kept whatever was before it
             self._say(f"monitor.failed before={probe.target!r} why={error!r}")
             return []
@@ -307,7 +330,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _going_on(self, where: str) -> Iterator[None]:
-        """What was measured is kept whatever is made of it, and the next time may do better."""
+        """Log an error instead of raising it: what was measured is stored already."""
         try:
             yield
         except Exception as error:
@@ -315,29 +338,25 @@ class Loop:
 
 
 def last_seen(series: SeriesStore, target: str) -> LastSeen:
-    """From the stored probes: the newest, and the last one that succeeded."""
+    """Return what the stored probes have shown: the last one that succeeded, then the newest."""
     last_seen = LastSeen()
-    for probe in (
-        *series.last_done(target),
-        *reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)),
-    ):
+    newest = series.probes(target, -math.inf, math.inf, _LOOKED_BACK)
+    for probe in (*series.last_done(target), *reversed(newest)):
         last_seen.take(probe)
     return last_seen
 
 
 def prober_with(env: Mapping[str, str]) -> Prober:
-    """Real probes, with keys from these variables or of the hive that runs here."""
+    """Return a prober that takes its keys from these variables or from the hive that runs here."""
     paths = user_paths(env)
 
-    async def probe(due: Due) -> Made:
+    async def probe(due: Due) -> ProbeResult:
         target = due.target
         if target.key_env:
-            of_replica = None
+            key = env.get(target.key_env)
         else:
-            of_replica = await asyncio.to_thread(replica_key, target.url, paths)
-        return await probe_target(
-            due, key=env.get(target.key_env) if target.key_env else of_replica
-        )
+            key = await asyncio.to_thread(replica_key, target.url, paths)
+        return await probe_target(due, key=key)
 
     return probe
 
@@ -347,13 +366,14 @@ async def probe_by_hand(
     target: ProbeTarget,
     env: Mapping[str, str],
     clock: Callable[[], float] = time.time,
-) -> Made:
-    """Once, now, beside whatever is scheduled. Stored, with the events that it shows."""
+) -> ProbeResult:
+    """Probe a target now, beside whatever is scheduled, and store it with the events it shows."""
     now = clock()
-    seen = last_seen(series, target.name)
-    due = Due(target, BY_HAND, int(now), now)  # seconds: two by hand in one second are one
+    before = last_seen(series, target.name)
+    # The slot is the second: of two probes by hand in one second, one is stored.
+    due = Due(target, BY_HAND, slot=int(now), at=now)
     probe, samples = await prober_with(env)(due)
-    series.append_probe(probe, samples, events_since(seen, probe))
+    series.append_probe(probe, samples, events_since(before, probe))
     find_changes(series, target.name, clock())
     return probe, samples
 
@@ -369,7 +389,7 @@ def _log_line(probe: Probe, samples: Sequence[ProbeSample]) -> str:
     return f"monitor.probed target={probe.target!r} outcome={probe.outcome}{failed}{speed}{busy}"
 
 
-ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
+ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop has ended
 READY_LOOK_S = 0.5
 END_S = 5.0
 
@@ -379,7 +399,7 @@ def monitor_lock(paths: Paths) -> Path:
 
 
 def hold_monitor_lock(paths: Paths) -> contextlib.AbstractContextManager[None]:
-    """One loop for a store."""
+    """Return the lock that lets only one loop run for a store."""
     hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
     return hold_lock(monitor_lock(paths), "the monitor", hint)
 
@@ -392,7 +412,7 @@ def monitor_pid(paths: Paths) -> int | None:
 def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) -> bool:
     """Wait while another process runs the loop or the hive loads its models.
 
-    Return False where the parent ended.
+    Return whether to begin: False where the parent process has ended.
     """
     alone = wait_while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
     if not alone or not wait_while(lambda: phase() == "starting", parent_fd, READY_LOOK_S):
@@ -409,7 +429,7 @@ def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) ->
 
 
 def wait_while(waits: Callable[[], bool], parent_fd: int, look_s: float) -> bool:
-    """Return False where the parent process has ended meanwhile."""
+    """Wait. Return False where the parent process has ended meanwhile."""
     while waits():
         if select.select([parent_fd], [], [], look_s)[0]:
             return False
@@ -424,7 +444,7 @@ def log_on_stderr(line: str) -> None:
 
 
 def run_monitor(
-    wanted: Monitor,
+    settings: Monitor,
     paths: Paths,
     say: Callable[[str], None],
     *,
@@ -433,15 +453,15 @@ def run_monitor(
 ) -> None:
     """Probe what is due until SIGTERM or Ctrl-C.
 
-    Raises EngineError where another one does already.
+    Raise EngineError where another process does so already.
     """
     with hold_monitor_lock(paths), open_store(paths.store) as store:
         series = SeriesStore(store)
 
         async def watch_over() -> None:
-            """What waits to be told when it ends gets a moment."""
+            """Run the loop. Notices under way at its end get a moment."""
             free = partial(free_bytes_of, store.path)
-            async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=free) as watch:
+            async with AlertWatcher(series, settings, env=env, log=say, free_bytes=free) as watch:
                 watcher = Loop(series, prober_with(env), say=say, watch=watch)
                 watching = asyncio.ensure_future(watcher.run(once=once))
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

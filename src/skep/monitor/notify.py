@@ -1,6 +1,7 @@
-"""What somebody is told about an alert, when, and through what: a command, ntfy, Slack or any
-other receiver. Texts of servers stand in the messages: they are made one line of plain characters,
-and known secrets are taken out."""
+"""Notices of alerts and how they are sent: by a command, or to ntfy, Slack or any other receiver.
+
+Messages contain texts of servers: they are made one line of plain characters, and known secrets
+are taken out. When a notice is due is decided in `alerts`."""
 
 from __future__ import annotations
 
@@ -40,11 +41,11 @@ _NAMES = {
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """One message: that an alert opened or closed, or, at the end of quiet hours, that it did both
-    in them.
+    """One message: that an alert opened or closed, or, after quiet hours, that it did both in
+    them.
     """
 
-    what: Literal["opened", "closed"]
+    event: Literal["opened", "closed"]
     alert: Alert
     at: float = 0.0
     host: str = ""
@@ -53,17 +54,18 @@ class Notice(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         name = _NAMES.get(self.alert.rule, self.alert.rule)
-        over = "no longer " if self.what == "closed" else ""
         if self.held:
-            said = f"was {name} in quiet hours"
+            state = f"was {name} in quiet hours"
+        elif self.event == "closed":
+            state = f"no longer {name}"
         else:
-            said = f"{over}{name}"
-        return f"{self.alert.target or self.host}: {said}"
+            state = name
+        return f"{self.alert.target or self.host}: {state}"
 
     @property
     def text(self) -> str:
         alert = self.alert
-        if self.what == "opened" or alert.closed_at is None:
+        if self.event == "opened" or alert.closed_at is None:
             return alert.message
         if self.held:
             if self.held == 1:
@@ -91,8 +93,8 @@ class Secrets:
         )
 
     def scrub(self, text: str) -> str:
-        """Return the text as one line of bounded length,
-        without secrets and user names in URLs.
+        """Return the text as one line of bounded length, without secrets and user names in
+        URLs.
         """
         for value in self._values:
             text = text.replace(value, "***")
@@ -101,47 +103,47 @@ class Secrets:
 
 def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
     """Return the JSON body for a webhook."""
-    if notice.what == "opened":
+    if notice.event == "opened":
         mark = "warning"
     else:
         mark = "white_check_mark"
     if shape == "ntfy":
-        if notice.what == "opened" and notice.alert.rule in URGENT:
+        if notice.event == "opened" and notice.alert.rule in URGENT:
             priority = NTFY_HIGH
         else:
             priority = NTFY_DEFAULT
-        told = {"title": f"{notice.title} ({notice.host})", "message": notice.text}
-        return {"topic": hook.topic, **told, "priority": priority, "tags": [mark]}
+        texts = {"title": f"{notice.title} ({notice.host})", "message": notice.text}
+        return {"topic": hook.topic, **texts, "priority": priority, "tags": [mark]}
     if shape == "slack":
-        # `<!channel>` calls all.
+        # Escaped, since `<!channel>` would call all.
         return {"text": f":{mark}: {escape(f'{notice.text} ({notice.host})', quote=False)}"}
-    return {**told_of(notice), "source": "skep", "at": notice.at}
+    return {**notice_fields(notice), "source": "skep", "at": notice.at}
 
 
-def told_of(notice: Notice) -> dict[str, Any]:
-    words = {
-        "event": notice.what,
+def notice_fields(notice: Notice) -> dict[str, Any]:
+    return {
+        **alert_document(notice.alert),
+        "event": notice.event,
         "message": notice.text,
         "title": notice.title,
         "host": notice.host,
     }
-    return {**alert_document(notice.alert), **words}
 
 
 def argv_of(command: Iterable[str], notice: Notice) -> list[str]:
     """Fill `{message}` and the like into the command.
 
-    No shell reads them; what is unknown is empty.
+    No shell reads them; what is not known is empty.
     """
-    told = told_of(notice)
-    known = re.compile(r"\{(" + "|".join(COMMAND_WORDS) + r")\}")
-    return [known.sub(lambda found: _plain(told[found[1]]), part) for part in command]
+    fields = notice_fields(notice)
+    placeholder = re.compile(r"\{(" + "|".join(COMMAND_WORDS) + r")\}")
+    return [placeholder.sub(lambda match: _plain(fields[match[1]]), part) for part in command]
 
 
 def log_line(notice: Notice) -> str:
     alert = notice.alert
     text = notice.text.replace('"', "'")
-    return f'alert.{notice.what} rule={alert.rule} target={alert.target or "-"} message="{text}"'
+    return f'alert.{notice.event} rule={alert.rule} target={alert.target or "-"} message="{text}"'
 
 
 def _plain(value: object) -> str:
@@ -209,8 +211,9 @@ class Command:
         finally:
             if not ended:
                 await asyncio.shield(_kill(child))
-            if said := self.secrets.scrub(output.decode(errors="replace")):
-                self.log(f'alert.command said="{said}"')
+            text = self.secrets.scrub(output.decode(errors="replace"))
+            if text:
+                self.log(f'alert.command said="{text}"')
         if code == 0:
             return None
         return f"`{argv[0]}` ended with code {code}"
@@ -258,44 +261,45 @@ class Webhook:
         return f"{hook} answered {answer.status}"
 
 
-def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
+def webhook_of(settings: Monitor, env: Mapping[str, str]) -> Hook | None:
     """Return the configured webhook.
 
     Raise UserError where its variable is not set or holds no URL.
     """
-    url = wanted.webhook
+    url = settings.webhook
     name = "`monitor.webhook`"
-    if url is None and wanted.webhook_env is None:
+    if url is None and settings.webhook_env is None:
         return None
-    needed = (
-        (wanted.webhook_env, "address", "webhook_env"),
-        (wanted.webhook_token_env, "token", "webhook_token_env"),
+    variables = (
+        (settings.webhook_env, "address", "webhook_env"),
+        (settings.webhook_token_env, "token", "webhook_token_env"),
     )
-    for variable, what, setting in needed:
+    for variable, content, setting in variables:
         if variable is not None and not env.get(variable):
-            hint = f"it should hold the {what} of the webhook, see `monitor.{setting}`"
+            hint = f"it should hold the {content} of the webhook, see `monitor.{setting}`"
             raise UserError(f"the variable `{variable}` is not set", hint=hint)
-    if wanted.webhook_env is not None:
-        url = env[wanted.webhook_env]
-        name = f"the address in `{wanted.webhook_env}`"
-    return check_webhook(url or "", wanted.webhook_shape, name=name)
+    if settings.webhook_env is not None:
+        url = env[settings.webhook_env]
+        name = f"the address in `{settings.webhook_env}`"
+    return check_webhook(url or "", settings.webhook_shape, name=name)
 
 
 def notifiers_of(
-    wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log
+    settings: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log
 ) -> list[Notifier]:
     """Return the configured notifiers; one that cannot be used is named in the log."""
-    notifiers: list[Notifier] = (
-        [Command(wanted.command, env, secrets, log)] if wanted.command else []
-    )
+    notifiers: list[Notifier] = []
+    if settings.command:
+        notifiers.append(Command(settings.command, env, secrets, log))
     try:
-        hook = webhook_of(wanted, env)
+        hook = webhook_of(settings, env)
     except UserError as error:
         log(f'alert.webhook unusable because="{error.message}"')
     else:
-        if wanted.webhook_token_env:
-            token = env.get(wanted.webhook_token_env)
+        if settings.webhook_token_env:
+            token = env.get(settings.webhook_token_env)
         else:
             token = None
-        notifiers += [Webhook(hook, wanted.webhook_shape, token)] if hook is not None else []
+        if hook is not None:
+            notifiers.append(Webhook(hook, settings.webhook_shape, token))
     return notifiers

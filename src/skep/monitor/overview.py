@@ -1,5 +1,5 @@
-"""How all targets stand: each for itself, which one is the faster, what is wrong, what notes have
-brought.
+"""The state of all targets together: each for itself, which one is faster, what is wrong, and what
+notes have brought.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def monitor_status(series: SeriesStore, now: float) -> MonitorStatus:
 def cold_starts_of(
     series: SeriesStore, names: Iterable[str], since: float, until: float
 ) -> list[ColdStart]:
-    """Of the targets that have cold and hot runs in the window."""
-    found = (cold_start_of(series, name, since, until) for name in names)
-    return [start for start in found if start is not None]
+    """Return the cost of a pause for each target that has cold and hot runs in the window."""
+    starts = (cold_start_of(series, name, since, until) for name in names)
+    return [start for start in starts if start is not None]
 
 
 class TargetPair(msgspec.Struct, frozen=True):
-    """Two targets over a window: the sentence, every figure that both have, what a pause costs,
-    how both are probed.
+    """Two targets over a window: their headline, every figure that both have, the cost of a pause,
+    and how both are probed.
     """
 
     comparison: TargetComparison
@@ -106,7 +106,7 @@ class TargetPair(msgspec.Struct, frozen=True):
 
 
 def pair_of(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetPair:
-    """UserError for a target that was never there, and for one beside itself."""
+    """Compare two targets. Raise UserError for one that never existed, and for one with itself."""
     targets = [series.target(name, removed=True) for name in (a, b)]
     if since >= until:
         raise UserError(

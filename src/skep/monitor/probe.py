@@ -2,8 +2,8 @@
 runs.
 
 Any failure becomes a failed probe with an error kind and one line of text; only cancellation is
-raised. Uses the load generator's own sender: times are those of network reads, tokens come from
-`usage`."""
+raised. Requests are sent by the load generator's sender: times are those of network reads, tokens
+come from `usage`. A probe knows neither the store nor the schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from random import Random
@@ -53,18 +53,18 @@ from skep.workload.prompts import FEWEST_PIECES, Prompt, TokenCalibration, codin
 ASK_S = 5.0
 LOOKS = 5  # after the last request: an engine may need a moment to let go of its slot
 BETWEEN_LOOKS_S = 0.1
-TOKENS_OF_CHANCE = 8  # more than these beyond one's own, and a twentieth: somebody else's
+# Output tokens beyond the probe's own, more than these and a twentieth, are somebody else's.
+TOKENS_OF_CHANCE = 8
 
-# What runs and what waits, in the order of who stands in front of whom.
+# What runs and what waits; a gateway comes before the engines that may stand behind it.
 _GAUGES = (
     ("skep_slots_busy", "skep_queue_length"),
     ("vllm:num_requests_running", "vllm:num_requests_waiting"),
     ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
     ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
 )
-_FRONTS = {
-    "skep_slots_busy": "skep_slots"
-}  # a gauge without values is zero where this one is there
+# A gauge without values is zero where the other one is present.
+_FRONTS = {"skep_slots_busy": "skep_slots"}
 _TOKENS = (
     "skep_output_tokens_total",
     "vllm:generation_tokens_total",
@@ -90,7 +90,10 @@ async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
         samples = await fetch_state(
             pool, "/metrics", parse_metrics, headers=headers, timeout_s=ASK_S
         )
-        load = TargetLoad() if samples is None else load_of(samples)
+        if samples is None:
+            load = TargetLoad()
+        else:
+            load = load_of(samples)
         if load.running is None:
             busy = await fetch_state(pool, "/slots", count_busy, headers=headers, timeout_s=ASK_S)
             return replace(load, running=busy, waiting=None)
@@ -100,7 +103,7 @@ async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
 
 
 async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
-    """Read the load after one's own requests: wait a moment for their slots to be released."""
+    """Read the load after the probe's own requests, whose slots may take a moment to be freed."""
     for _ in range(LOOKS - 1):
         load = await read_load(pool, headers)
         if not (load.running or load.waiting):
@@ -110,43 +113,53 @@ async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
 
 
 def load_of(counters: Mapping[str, float]) -> TargetLoad:
-    told = next(
-        (pair for pair in _GAUGES if pair[0] in counters or _FRONTS.get(pair[0]) in counters), None
+    """Return the load that the counters of `/metrics` show, by the first family that is there."""
+    running = waiting = None
+    for running_name, waiting_name in _GAUGES:
+        if running_name in counters or _FRONTS.get(running_name) in counters:
+            running = _count(counters.get(running_name, 0.0))
+            waiting = _count(counters.get(waiting_name, 0.0))
+            break
+    return TargetLoad(
+        running=running,
+        waiting=waiting,
+        tokens_total=next((counters[name] for name in _TOKENS if name in counters), None),
+        process_began_at=counters.get("process_start_time_seconds"),
     )
-    if told:
-        values = [counters.get(name, 0.0) for name in told]
-    else:
-        values = [math.nan, math.nan]
-    running, waiting = (round(value) if 0 <= value < math.inf else None for value in values)
-    tokens = next((counters[name] for name in _TOKENS if name in counters), None)
-    return TargetLoad(running, waiting, tokens, counters.get("process_start_time_seconds"))
+
+
+def _count(value: float) -> int | None:
+    """Return a gauge as a count; None for a value that is none."""
+    if 0 <= value < math.inf:
+        return round(value)
+    return None
 
 
 def other_requests(
     before: TargetLoad, after: TargetLoad, own_tokens: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the most requests of others that ran and waited.
+    """Return how many requests of others ran and waited at most, before or after the probe.
 
-    `own_tokens` is None where not all are known.
+    `own_tokens`: of the probe's output; None: not all are known.
     """
-    both = ((before.running, after.running), (before.waiting, after.waiting))
-    running, waiting = (max((n for n in pair if n is not None), default=None) for pair in both)
-    if (
-        not running
-        and own_tokens is not None
-        and before.tokens_total is not None
-        and after.tokens_total is not None
-    ):
-        others = after.tokens_total - before.tokens_total - own_tokens
-        if others > max(TOKENS_OF_CHANCE, own_tokens / 20):
-            running = 1  # at least
+    running = _largest(before.running, after.running)
+    waiting = _largest(before.waiting, after.waiting)
+    if running or own_tokens is None:
+        return running, waiting
+    if before.tokens_total is None or after.tokens_total is None:
+        return running, waiting
+    tokens_of_others = after.tokens_total - before.tokens_total - own_tokens
+    if tokens_of_others > max(TOKENS_OF_CHANCE, own_tokens / 20):
+        running = 1  # at least
     return running, waiting
 
 
+def _largest(*counts: int | None) -> int | None:
+    return max((count for count in counts if count is not None), default=None)
+
+
 def fresh_prompt(rng: Random, tokens: int) -> Prompt:
-    """Return a prompt that no cache has seen, of about the length asked for, or the shortest
-    possible one.
-    """
+    """Return a prompt that no cache holds, of about this length, or the shortest possible one."""
     fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / TokenCalibration().chars_per_token)
     return next(coding_prompts(rng, tokens=max(tokens, fewest)))
 
@@ -157,13 +170,11 @@ _VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_
 
 
 def machine_of(url: str) -> str:
-    """Return which machine a target runs on, so that two probes do not disturb each other
-    there.
-    """
+    """Return the machine of a target, so that two probes do not disturb each other there."""
     try:
         host = parse_url(url)[0].host.lower()
     except UserError:
-        return url  # its probe will fail, and say so
+        return url  # its probe will fail with this error
     if host in ("localhost", "") or host.endswith(".localhost"):
         return HERE
     try:
@@ -178,37 +189,41 @@ def machine_of(url: str) -> str:
 async def read_versions(
     endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | None
 ) -> dict[str, str]:
-    """`nvidia`: of this machine, where the target runs here. What is not told is not there."""
-    told = endpoint.engine
-    found: dict[str, object] = {"skep": __version__, "model": endpoint.model}
-    if isinstance(told.get("model_path"), str):
-        found["model"] = PurePath(told["model_path"].replace("\\", "/")).name or endpoint.model
-    meta = told.get("meta")
+    """Return the versions of model, engine and driver, without those that are not reported.
+
+    `nvidia`: of this machine, where the target runs here.
+    """
+    facts = endpoint.engine
+    versions: dict[str, object] = {"skep": __version__, "model": endpoint.model}
+    if isinstance(facts.get("model_path"), str):
+        versions["model"] = PurePath(facts["model_path"].replace("\\", "/")).name or endpoint.model
+    meta = facts.get("meta")
     if isinstance(meta, Mapping):
-        found["weights_bytes"] = meta.get("size")
-    found |= {name: told.get(name) for name in ("engine", "build", "server")}
+        versions["weights_bytes"] = meta.get("size")
+    versions |= {name: facts.get(name) for name in ("engine", "build", "server")}
     if endpoint.api == "ollama":
         engine = "ollama"
     else:
-        engine = str(told.get("engine", "")).lower()
-    if engine in _VERSION_PATHS and "build" not in told:
+        engine = str(facts.get("engine", "")).lower()
+    if engine in _VERSION_PATHS and "build" not in facts:
         headers = dict(endpoint.headers)
         answer = await fetch_if_there(
             pool, "GET", _VERSION_PATHS[engine], headers=headers, timeout_s=ASK_S
         )
-        version = answer.document().get("version") if answer else None
-        found["build"] = version if isinstance(version, str) else None
+        build = answer.document().get("version") if answer else None
+        if isinstance(build, str):
+            versions["build"] = build
     if nvidia is not None:
-        found |= {"driver": nvidia.driver_version, "cuda": nvidia.cuda_version}
-    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+        versions |= {"driver": nvidia.driver_version, "cuda": nvidia.cuda_version}
+    return {name: str(value) for name, value in versions.items() if value not in (None, "")}
 
 
-FIND_S = 10.0  # to tell which models it serves
+FIND_S = 10.0  # to learn which models it serves
 WHOLE = 2.0  # a probe takes at most so many times a request's timeout
 FEWEST_TOKENS = 8  # of an answer: fewer have no speed
-FEWEST_READS = 4  # it came in: what a proxy held back and sent at once has none on our clock
-# These go on to `max_tokens` when asked to; a server of others may refuse a field that it does not
-# know.
+FEWEST_READS = 4  # of an answer: one that a proxy held back and sent at once has no speed for us
+# These generate up to `max_tokens` when asked to; another server may refuse a field that it does
+# not know.
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
 
 
@@ -221,8 +236,11 @@ async def probe_target(
     meter: Callable[[], PowerMeter | None] = open_meter,
     nonce: str | None = None,
 ) -> tuple[Probe, list[ProbeSample]]:
-    """`key`: the value of the variable `target.key_env`.
-    `nvidia` and `meter` read this machine's GPUs and power, for a target that runs on it."""
+    """Probe a target once. Return the probe and a sample for each of its runs.
+
+    `key`: the value of the variable `target.key_env`. `nvidia` and `meter` read this machine's
+    GPUs and power, for a target that runs on it.
+    """
     target = due.target
     started_at = clock()
     began_s = time.monotonic()
@@ -236,44 +254,46 @@ async def probe_target(
             await probe_run.run(key, nvidia, meter)
     except TimeoutError:
         fault = ProbeFault("timeout", f"the whole probe was not done within {whole_s:g} s")
-    except Exception as error:  # nothing that a target says may end the watch over it
+    except Exception as error:  # nothing that a target answers may end the monitor
         fault = fault_of(error).without(key)
     running, waiting = other_requests(probe_run.before, probe_run.after, probe_run.own_tokens)
-    # A clock that is set meanwhile does not bend it.
-    ended_at = started_at + time.monotonic() - began_s
-    if fault is None:
-        outcome = ProbeOutcome.DONE
-    else:
-        outcome = ProbeOutcome.FAILED
+    endpoint = probe_run.endpoint
     probe = Probe(
-        *(target.name, due.era, due.slot, due.at, ended_at, outcome, started_at),
-        **_told(fault),
+        target=target.name,
+        era=due.era,
+        slot=due.slot,
+        due_at=due.at,
+        # By the monotonic clock: the wall clock may have been set meanwhile.
+        ended_at=started_at + time.monotonic() - began_s,
+        outcome=ProbeOutcome.DONE if fault is None else ProbeOutcome.FAILED,
+        started_at=started_at,
         running=running,
         waiting=waiting,
-        model=target.model if probe_run.endpoint is None else probe_run.endpoint.model,
+        model=target.model if endpoint is None else endpoint.model,
         versions=probe_run.versions,
         host=probe_run.host,
-        simulated=probe_run.endpoint is not None and probe_run.endpoint.simulated,
+        simulated=endpoint is not None and endpoint.simulated,
+        **_fault_fields(fault),
     )
     return probe, probe_run.samples
 
 
-def _told(fault: ProbeFault | None) -> dict[str, Any]:
-    """Return what a probe or a sample says of a fault."""
+def _fault_fields(fault: ProbeFault | None) -> dict[str, Any]:
+    """Return the fields of a probe or a sample that describe a fault."""
     if fault is None:
         return {}
     return {"error_kind": fault.kind, "error": fault.text}
 
 
 class _ProbeRun:
-    """The requests of a probe, and its results so far, which are kept where it fails later."""
+    """The requests of a probe and its results so far, which are kept where it fails later."""
 
     def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random) -> None:
         self._target = target
         self._clock = clock
         self._rng = rng
         self._key: str | None = None
-        self._fixed = True
+        self._fixed_output = True  # ask for exactly `max_tokens`
         self.endpoint: Endpoint | None = None
         self.before = TargetLoad()
         self.after = TargetLoad()
@@ -297,17 +317,13 @@ class _ProbeRun:
             endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
         self.endpoint = endpoint
         engine = str(endpoint.engine.get("engine", "")).lower()
-        known = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
-        self._fixed = known or target.kind != "endpoint"
-        is_here = machine_of(target.url) == HERE
-        if is_here:
+        knows_fixed_output = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
+        self._fixed_output = knows_fixed_output or target.kind != "endpoint"
+        nvidia = None
+        meter = None
+        if machine_of(target.url) == HERE:
             nvidia = await asyncio.to_thread(read_gpus)
-        else:
-            nvidia = None
-        if is_here:
             meter = await asyncio.to_thread(open_power)
-        else:
-            meter = None
         pool = Pool(endpoint.origin, max_idle=max(4, target.concurrency))
         try:
             self.versions = await read_versions(endpoint, pool, nvidia)
@@ -333,7 +349,7 @@ class _ProbeRun:
         if target.concurrency > 1:
             await self._timed(sender, Heat.HOT, ProbeShape.SHORT, target.concurrency)
         if meter is not None:
-            self.host |= _host_of(await asyncio.to_thread(meter.end))
+            self.host |= _power_fields(await asyncio.to_thread(meter.end))
 
     async def _timed(
         self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int
@@ -343,10 +359,9 @@ class _ProbeRun:
         else:
             tokens = self._target.short_tokens
         prompts = [fresh_prompt(self._rng, self._target.prompt_tokens) for _ in range(concurrency)]
-        numbered = enumerate(prompts)
         tasks = [
-            BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed)
-            for place, one in numbered
+            BenchTask(1, 0, place, prompt.kind, prompt.messages, tokens, self._fixed_output)
+            for place, prompt in enumerate(prompts)
         ]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
@@ -354,74 +369,94 @@ class _ProbeRun:
         self._keep(rows, sample_of(rows, at, heat, shape, concurrency))
 
     def _keep(self, rows: Sequence[Request], sample: ProbeSample) -> None:
-        """Keep the sample.
+        """Keep the sample. Raise the first fault of its requests.
 
-        The first fault ends the probe: a target that hangs is not waited for again and
-        again.
+        A fault ends the probe, so that a target that hangs is not waited for again and again.
         """
         counts = [self.own_tokens, *(row.output_tokens for row in rows)]
         self.own_tokens = None if None in counts else _sum(counts)
         fault = first_fault(rows)
-        self.samples.append(replace(sample, **_told(fault and fault.without(self._key))))
-        if fault is not None:
-            raise fault
+        if fault is None:
+            self.samples.append(sample)
+            return
+        self.samples.append(replace(sample, **_fault_fields(fault.without(self._key))))
+        raise fault
 
 
 def sample_of(
     rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape, concurrency: int
 ) -> ProbeSample:
-    """Of a stream: medians over those that succeeded.
+    """Return the figures of a run.
 
-    Of the run: all their tokens over its wall time.
+    Those of a stream are medians over the streams that succeeded; the effective speed is all their
+    tokens over the wall time of the run.
     """
     good = [row for row in rows if row.ok]
-    whole = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
-    bit_by_bit = [
-        row for row in whole if not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS
-    ]
-    gaps = [gap for row in bit_by_bit if (gap := tpot_ms(row))]
-    engine = [row.engine.decode_tok_s for row in whole if row.engine.decode_tok_s]
-    first = [
-        (row.first_token_s - row.due_s) * 1000 for row in good if row.first_token_s is not None
-    ]
+    with_speed = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
+    output_tokens = _sum(row.output_tokens for row in good)
+    effective_tok_s = None
     wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
-    tokens = _sum(row.output_tokens for row in good)
+    if output_tokens and wall_s > 0 and len(with_speed) == len(good):
+        effective_tok_s = output_tokens / wall_s
     return ProbeSample(
-        *(at, heat, shape, concurrency),
-        tok_s=1000 / median(gaps) if gaps else None,
-        engine_tok_s=median(engine) if engine else None,
-        effective_tok_s=tokens / wall_s
-        if tokens and wall_s > 0 and len(whole) == len(good)
-        else None,
-        ttft_ms=median(first) if first else None,
+        at=at,
+        heat=heat,
+        shape=shape,
+        concurrency=concurrency,
+        tok_s=_client_tok_s(with_speed),
+        engine_tok_s=_median(row.engine.decode_tok_s or None for row in with_speed),
+        effective_tok_s=effective_tok_s,
+        ttft_ms=_median(_ttft_ms(row) for row in good),
         prompt_tokens=_sum(row.prompt_tokens for row in good),
-        output_tokens=tokens,
-        **_told(first_fault(rows)),
+        output_tokens=output_tokens,
+        **_fault_fields(first_fault(rows)),
     )
+
+
+def _client_tok_s(rows: Sequence[Request]) -> float | None:
+    """Return the median speed of a stream by our clock, of answers that came in several reads."""
+    streamed = [
+        row for row in rows if not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS
+    ]
+    gap_ms = _median(tpot_ms(row) or None for row in streamed)
+    return None if gap_ms is None else 1000 / gap_ms
+
+
+def _ttft_ms(row: Request) -> float | None:
+    if row.first_token_s is None:
+        return None
+    return (row.first_token_s - row.due_s) * 1000
 
 
 def first_fault(rows: Sequence[Request]) -> ProbeFault | None:
     return next((fault for row in rows if (fault := fault_of_row(row))), None)
 
 
-def _host_of(drawn: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what the cards did during the hot runs; empty where nothing was measured."""
-    if drawn is None:
+def _power_fields(power: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what the GPUs did during the hot runs; empty where nothing was measured."""
+    if power is None:
         return {}
-    gpus = drawn["gpus"]
-    found = {
-        name: drawn[name]
+    gpus = power["gpus"]
+    figures = {
+        name: power[name]
         for name in ("mean_w", "max_w", "joules", "seconds", "throttled", "source")
     }
-    found["gpus"] = len(gpus)
+    figures["gpus"] = len(gpus)
     for name, extreme in (("temperature_max_c", max), ("sm_clock_min_mhz", min)):
-        found[name] = extreme((gpu[name] for gpu in gpus if gpu[name] is not None), default=None)
-    return {name: value for name, value in found.items() if value is not None}
+        figures[name] = extreme((gpu[name] for gpu in gpus if gpu[name] is not None), default=None)
+    return {name: value for name, value in figures.items() if value is not None}
 
 
-def _sum(values: Any) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Return the sum of the values that are known; None: none is."""
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are known; None: none is."""
+    known_values = [value for value in values if value is not None]
+    return median(known_values) if known_values else None
 
 
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
@@ -430,7 +465,9 @@ _MARKUP = re.compile(r"<\s*(?:!doctype|html|head|title)", re.IGNORECASE)
 
 @dataclass(unsafe_hash=True)
 class ProbeFault(Exception):
-    """`kind`: url, connect, timeout, closed, protocol, auth, busy, http, not_json, no_model,
+    """Why a probe failed.
+
+    `kind`: url, connect, timeout, closed, protocol, auth, busy, http, not_json, no_model,
     no_usage, ...
     """
 
@@ -438,14 +475,14 @@ class ProbeFault(Exception):
     text: str
 
     def without(self, secret: str | None) -> ProbeFault:
-        """A server may repeat the key that it refuses."""
+        """Return the fault without a key: a server may repeat the one that it refuses."""
         if secret:
             return ProbeFault(self.kind, self.text.replace(secret, "***"))
         return self
 
 
 def fault_of(error: Exception) -> ProbeFault:
-    """Of whatever ended a probe before its requests were made."""
+    """Return the fault that stands for an error."""
     if isinstance(error, ProbeFault):
         return error
     if isinstance(error, SkepError):
@@ -465,11 +502,16 @@ def fault_of(error: Exception) -> ProbeFault:
         else:
             kind = "not_json"
     elif isinstance(error, UserError):
-        if "URL" in text:
-            kind = "url"
-        else:
-            kind = "no_model" if "serve" in text else "settings"
+        kind = _kind_of_user_error(text)
     return ProbeFault(kind, one_line(text))
+
+
+def _kind_of_user_error(text: str) -> str:
+    if "URL" in text:
+        return "url"
+    if "serve" in text:
+        return "no_model"
+    return "settings"
 
 
 def probe_error(probe: Probe) -> EndpointError:
@@ -481,7 +523,7 @@ def probe_error(probe: Probe) -> EndpointError:
 
 
 def fault_of_row(row: Request) -> ProbeFault | None:
-    """Of a request; None: it succeeded."""
+    """Return the fault of a request; None: it succeeded."""
     if row.error_kind is None:
         return None
     kind = row.error_kind
@@ -495,7 +537,9 @@ def fault_of_row(row: Request) -> ProbeFault | None:
         else:
             kind = _kind_of_status(status)
         text = f"HTTP {status}: {text}"
-    return ProbeFault("not_json" if kind == "garbage" else kind, one_line(text))
+    if kind == "garbage":
+        kind = "not_json"
+    return ProbeFault(kind, one_line(text))
 
 
 def _kind_of_status(status: int) -> str:

@@ -64,7 +64,7 @@ class SeriesKey(msgspec.Struct, frozen=True, order=True):
 
     @property
     def kind(self) -> str:
-        """The same of all targets: `hot/short/c1/tok_s`."""
+        """Return the part that is the same for all targets: `hot/short/c1/tok_s`."""
         return f"{self.heat}/{self.shape}/c{self.concurrency}/{self.metric}"
 
     def __str__(self) -> str:
@@ -72,11 +72,11 @@ class SeriesKey(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, name: str) -> SeriesKey:
-        """Raises ValueError for what is no name of a series."""
-        target, heat, shape, many, metric = name.rsplit("/", 4)
-        if not many.startswith("c") or not many[1:].isdecimal():
+        """Return the key of this name. Raise ValueError for what is no name of a series."""
+        target, heat, shape, streams, metric = name.rsplit("/", 4)
+        if not streams.startswith("c") or not streams[1:].isdecimal():
             raise ValueError(name)
-        return cls(target, Heat(heat), ProbeShape(shape), int(many[1:]), SeriesMetric(metric))
+        return cls(target, Heat(heat), ProbeShape(shape), int(streams[1:]), SeriesMetric(metric))
 
 
 class TargetKind(StrEnum):
@@ -88,7 +88,7 @@ class TargetKind(StrEnum):
 class ProbeTarget(msgspec.Struct, frozen=True):
     """What is probed, how and how often.
 
-    Keys are never kept: `key_env` names the variable that holds one.
+    No key is stored: `key_env` names the variable that holds it.
     """
 
     name: str
@@ -103,16 +103,15 @@ class ProbeTarget(msgspec.Struct, frozen=True):
     long_tokens: int = 512  # 0: no long run
     concurrency: int = 0  # a run with so many streams at once beside the single one; 0: none
     timeout_s: float = 300.0  # of one request
-    slower_pct: float | None = (
-        None  # alert when the median of late is so much worse; None: as configured
-    )
+    # Alert when the recent median is so much worse; None: as configured.
+    slower_pct: float | None = None
     ttft_ms: float | None = None  # alert when TTFT is over it; None: as configured
     added_at: float = 0.0
     removed_at: float | None = None
 
     @property
     def jitter_s(self) -> float:
-        """A probe comes up to so much late, so that targets do not collide."""
+        """Return by how much a probe may come late at most, so that targets do not collide."""
         return 0.1 * self.every_s
 
 
@@ -134,9 +133,8 @@ class Probe(msgspec.Struct, frozen=True):
     outcome: ProbeOutcome
     started_at: float | None = None
     slots: int = 1
-    error_kind: str | None = (
-        None  # "connect", "timeout", "auth", "not_json", "http", "no_model", "no_usage", ...
-    )
+    # "connect", "timeout", "auth", "not_json", "http", "no_model", "no_usage", ...
+    error_kind: str | None = None
     error: str | None = None
     running: Count = None  # requests of others at the target when the probe began
     waiting: Count = None
@@ -148,7 +146,7 @@ class Probe(msgspec.Struct, frozen=True):
 
     @property
     def busy(self) -> bool:
-        """Somebody else was there: no figure of this probe tells of a regression."""
+        """Return whether others used the target: then no figure of this probe is a regression."""
         return bool(self.running or self.waiting)
 
     def host_number(self, name: str) -> float | None:
@@ -159,12 +157,12 @@ class Probe(msgspec.Struct, frozen=True):
 
     def document(self) -> dict[str, Any]:
         left_out = ("era", "slot", "slots", "due_at", "id")
-        told = {
+        fields = {
             name: value
             for name, value in msgspec.to_builtins(self).items()
             if name not in left_out
         }
-        return {**told, "busy": self.busy}
+        return {**fields, "busy": self.busy}
 
 
 class ProbeSample(msgspec.Struct, frozen=True):
@@ -189,8 +187,8 @@ class ProbeSample(msgspec.Struct, frozen=True):
     probe_id: int | None = None
 
     def value(self, metric: SeriesMetric) -> float | None:
-        found = getattr(self, str(metric), None)
-        return None if found is None else float(found)
+        figure = getattr(self, str(metric), None)
+        return None if figure is None else float(figure)
 
     def document(self) -> dict[str, Any]:
         return {

@@ -52,13 +52,11 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class Agenda(msgspec.Struct, frozen=True):
-    """What is to be written, in this order, what is to be begun, and when (unix time) to look
-    again.
-    """
+    """What is to be written, what is to be begun, and when to look again."""
 
-    missed: tuple[Probe, ...]
-    due: tuple[Due, ...]  # the longest due first
-    wake_at: float | None  # None: nothing is to come
+    missed: tuple[Probe, ...]  # to be written, in this order
+    due: tuple[Due, ...]  # to be begun, the longest due first
+    wake_at: float | None  # unix time; None: nothing is to come
     set_back: bool = False  # the clock was
 
 
@@ -68,7 +66,7 @@ class _TargetProgress:
     covered: int  # the last slot that is accounted for
     until: float  # unix time, up to which the target that is probed may have been added
     first: int | None = None  # the slot that the era begins with: it is probed at once
-    seen: Moment | None = None  # the last look at it
+    last_look: Moment | None = None  # the last look at it
     tried: int = -1  # the last slot whose probe was lost
     cause: Cause | None = None  # why
 
@@ -77,16 +75,20 @@ class ProbeSchedule:
     """`look`; `started` and `ended` for each probe; `covered` for each row that was written."""
 
     def __init__(self, last: Mapping[str, LastSlot] | None = None) -> None:
-        known = {name: one for name, one in (last or {}).items() if one.era >= 0}
         self._progress = {
-            name: _TargetProgress(one.era, one.slot, one.ended_at) for name, one in known.items()
+            name: _TargetProgress(slot.era, slot.slot, slot.ended_at)
+            for name, slot in (last or {}).items()
+            if slot.era >= 0
         }
         self._under_way: set[str] = set()
 
     def look(
         self, targets: Sequence[ProbeTarget], now: Moment, excuse: Cause | None = None
     ) -> Agenda:
-        """`excuse`: why slots were missed, where the caller knows it."""
+        """Return what is missed and what is due now.
+
+        `excuse`: why slots were missed, where the caller knows it.
+        """
         missed = list[Probe]()
         following = list[Due]()
         set_back = False
@@ -103,49 +105,55 @@ class ProbeSchedule:
                 )
                 self._progress[target.name] = progress
                 set_back |= back
-            why, text = excuse or progress.cause or _cause(progress.seen, now)
-            progress.seen = now
+            error_kind, error = excuse or progress.cause or _cause(progress.last_look, now)
+            progress.last_look = now
             first = progress.covered + 1
             if first < current:  # slots that are wholly past and that nothing accounts for
-                occasion = (target.name, progress.era, first, due_at(target, first), now.wall)
                 missed.append(
                     Probe(
-                        *occasion,
-                        ProbeOutcome.MISSED,
+                        target=target.name,
+                        era=progress.era,
+                        slot=first,
+                        due_at=due_at(target, first),
+                        ended_at=now.wall,
+                        outcome=ProbeOutcome.MISSED,
                         slots=current - first,
-                        error_kind=why,
-                        error=text,
+                        error_kind=error_kind,
+                        error=error,
                     )
                 )
             slot = max(current, first, progress.tried + 1)
-            at_once = slot == progress.first and slot * target.every_s <= now.wall
-            following.append(
-                Due(target, progress.era, slot, now.wall if at_once else due_at(target, slot))
-            )
-        following.sort(key=lambda one: (one.at, one.target.name))
-        due = tuple(one for one in following if one.at <= now.wall)
-        if len(due) < len(following):
-            wake_at = following[len(due)].at
+            if slot == progress.first and slot * target.every_s <= now.wall:
+                at = now.wall
+            else:
+                at = due_at(target, slot)
+            following.append(Due(target, progress.era, slot, at))
+        following.sort(key=lambda due: (due.at, due.target.name))
+        due_now = tuple(due for due in following if due.at <= now.wall)
+        if len(due_now) < len(following):
+            wake_at = following[len(due_now)].at
         else:
             wake_at = None
-        return Agenda(tuple(missed), due, wake_at, set_back)
+        return Agenda(tuple(missed), due_now, wake_at, set_back)
 
     def started(self, name: str) -> None:
         self._under_way.add(name)
 
     def ended(self, name: str) -> None:
-        """Its slot is due again, unless `covered` or `lost` was told before."""
+        """End a probe. Its slot is due again, unless `covered` or `lost` was called before."""
         self._under_way.discard(name)
 
     def covered(self, probe: Probe) -> None:
-        """A row of it was written."""
+        """Account for the slots of a probe: its row was written."""
         progress = self._progress[probe.target]
         if progress.era == probe.era:
             progress.covered = max(progress.covered, probe.slot + probe.slots - 1)
             progress.cause = None
 
     def lost(self, probe: Probe, cause: Cause) -> None:
-        """It could not be written: its slot will be a missed one, and is not probed again."""
+        """Take note that a row could not be written: its slot becomes a missed one, and is not
+        probed again.
+        """
         progress = self._progress[probe.target]
         progress.tried = probe.slot
         progress.cause = cause
@@ -158,7 +166,7 @@ def due_at(target: ProbeTarget, slot: int) -> float:
 
 
 def format_interval(every_s: float) -> str:
-    """As somebody would have written it: "1 h", "90 min", "45 s"."""
+    """Return an interval as a person would write it: "1 h", "90 min", "45 s"."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if every_s >= size and every_s % size == 0:
             return f"{every_s / size:g} {unit}"
@@ -166,7 +174,7 @@ def format_interval(every_s: float) -> str:
 
 
 def _cause(before: Moment | None, now: Moment) -> Cause:
-    """Return what kept a slot from being probed between two looks. None: nobody looked before."""
+    """Return what kept a slot from being probed since the look before; None: there was none."""
     if before is None:
         return NOT_RUNNING
     if (now.wall - before.wall) - (now.awake - before.awake) > NOTICED_S:

@@ -1,6 +1,8 @@
-"""How each target stands now: its last value against its own median, when it is due, what is
-wrong. Reads the store and nothing else; times are arguments. `skep monitor status`, the exposition
-and the pages say the same."""
+"""The state of each target now: its last value against its own median, when it is due, what is
+wrong.
+
+Reads the store and nothing else; times are arguments. `skep monitor status`, the metrics page and
+the dashboard's pages show the same."""
 
 from __future__ import annotations
 
@@ -43,10 +45,7 @@ class TargetState(StrEnum):
 
 
 class SeriesStatus(msgspec.Struct, frozen=True):
-    """One series now.
-
-    `latest` is None where the newest value is too old to speak of the present.
-    """
+    """One series now. `latest` is None where the newest value is too old to count as present."""
 
     key: SeriesKey
     latest: SeriesPoint | None
@@ -54,7 +53,7 @@ class SeriesStatus(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float | None:
-        """The latest value over the median of 7 days."""
+        """Return the latest value over the median of 7 days."""
         if self.latest is None or self.week is None or not self.week.median:
             return None
         return self.latest.value / self.week.median
@@ -81,7 +80,7 @@ class TargetStatus(msgspec.Struct, frozen=True):
 
     @property
     def covered(self) -> float | None:
-        """Share of the occasions of 7 days that were probed; None before the first one."""
+        """Return the share of the occasions of 7 days that were probed; None before the first."""
         total = sum(self.coverage.values())
         if total == 0:
             return None
@@ -106,7 +105,7 @@ class TargetStatus(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str | None:
-        """What is wrong with the last probe, or that there is none of late; None: nothing is."""
+        """Return what is wrong with the last probe, or that it is too old; None: nothing is."""
         last = self.last
         name = self.target.name
         if last is None:
@@ -115,24 +114,24 @@ class TargetStatus(msgspec.Struct, frozen=True):
             return f"{name}: not probed since {day_and_time(last.ended_at)}"
         if last.outcome is ProbeOutcome.FAILED:
             return f"{name}: {last.error or last.error_kind or 'the last probe failed'}"
-        busy = (
-            f"{name}: other requests ran during the last probe; its figures are not a regression"
-        )
         if self.state is TargetState.BUSY:
-            return busy
+            return (
+                f"{name}: other requests ran during the last probe; "
+                "its figures are not a regression"
+            )
         return None
 
     def overdue_s(self, now: float) -> float | None:
         """Return how long a probe is overdue; None: the next one may still come in time."""
         added_at = self.target.added_at
-        waited_s = now - (added_at if self.last is None else max(self.last.ended_at, added_at))
-        late_s = max(0.0, waited_s - self.target.every_s - self.target.jitter_s)
+        begin = added_at if self.last is None else max(self.last.ended_at, added_at)
+        waited_s = now - begin
         if waited_s > fresh_s(self.target):
-            return late_s
+            return max(0.0, waited_s - self.target.every_s - self.target.jitter_s)
         return None
 
     def first(self, unit: str) -> SeriesStatus | None:
-        """Return the first of its series that is told in this unit."""
+        """Return the first of its series that is measured in this unit."""
         return next(
             (reading for reading in self.readings if reading.key.metric.unit == unit), None
         )
@@ -150,35 +149,36 @@ def alert_document(alert: Alert) -> dict[str, Any]:
 def target_statuses(
     series: SeriesStore, now: float, *, with_readings: bool = True
 ) -> list[TargetStatus]:
-    """Of every target that is watched, by name."""
+    """Return the state of every target that is watched, by name."""
     alerts = series.alerts(open_only=True)
     slots = series.last_slots()
-    found = []
+    statuses = []
     for target in series.targets():
-        own = tuple(alert for alert in alerts if alert.target == target.name)
+        target_alerts = tuple(alert for alert in alerts if alert.target == target.name)
         last, _ = series.latest(target.name)
         done = slots.get(target.name)
         readings = []
         for key in primary_keys(series, target.name) if with_readings else ():
             newest, quiet = latest_and_week(series, key, now, fresh_s(target))
             readings.append(SeriesStatus(key, newest, window_stats(quiet)))
-        if done:
-            following = max(done.slot + 1, int(now // target.every_s))
-        else:
-            following = 0
-        # Else never probed, or by hand alone.
-        due = due_at(target, following) if done and done.era >= 0 else now
-        state = _state(target, last, now, alerts=bool(own))
+        if done and done.era >= 0:
+            next_slot = max(done.slot + 1, int(now // target.every_s))
+            due = due_at(target, next_slot)
+        else:  # never probed, or by hand alone
+            due = now
+        state = _state(target, last, now, alerts=bool(target_alerts))
         coverage = series.coverage(target.name, now - WINDOW_S, now)
-        found.append(TargetStatus(target, state, last, due, coverage, tuple(readings), own))
-    return found
+        statuses.append(
+            TargetStatus(target, state, last, due, coverage, tuple(readings), target_alerts)
+        )
+    return statuses
 
 
 def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
 ) -> tuple[SeriesPoint | None, list[float]]:
-    """Return the latest value, None if older than `fresh_s`, and those of 7 days, or their hours,
-    without busy ones.
+    """Return the latest value, None if older than `fresh_s`, and the values of 7 days, or the
+    medians of their hours, without busy ones.
     """
     since = max(now - WINDOW_S, series_began(series, key.target, now))
     newest = series.points(key, max(since, now - fresh_s), now, limit=1)
@@ -187,7 +187,7 @@ def latest_and_week(
 
 
 def fresh_s(target: ProbeTarget) -> float:
-    """For how long a value speaks of the present: two intervals, and the time that a probe may
+    """Return for how long a value counts as present: two intervals, and the time that a probe may
     take.
     """
     return 2 * target.every_s + target.jitter_s + target.timeout_s
@@ -230,26 +230,48 @@ METRIC_NAMES = {  # in Prometheus, and what it is
 
 def metrics_page(series: SeriesStore, now: float) -> bytes:
     """Return what `GET /metrics` of the dashboard answers; docs/metrics.md has each."""
-    standing = target_statuses(series, now, with_readings=False)
-    fresh = {one.target.name: fresh_s(one.target) for one in standing}
-    families: dict[str, Gauge] = {}
+    statuses = target_statuses(series, now, with_readings=False)
+    targets = [status.target for status in statuses]
+    gauges = [
+        *_target_gauges(statuses),
+        *_series_gauges(series, targets, now),
+        _alert_gauge(series, targets),
+    ]
+    return metrics_text(gauges, known_only=True)
+
+
+def _series_gauges(series: SeriesStore, targets: Iterable[ProbeTarget], now: float) -> list[Gauge]:
+    """Return the gauges of all series by name: the latest value, median and deviation of each."""
+    fresh = {target.name: fresh_s(target) for target in targets}
+    gauges: dict[str, Gauge] = {}
     for key in (key for key in series.keys() if key.target in fresh):  # noqa: SIM118
         latest, week = latest_and_week(series, key, now, fresh[key.target])
-        name, what = METRIC_NAMES[key.metric]
+        name, description = METRIC_NAMES[key.metric]
         factor = 0.001 if key.metric is SeriesMetric.TTFT_MS else 1.0  # to the base unit
         labels = (key.target, str(key.heat), str(key.shape), str(key.concurrency))
-        values = {
-            name: (latest.value if latest else None, f"{what}."),
-            f"{name}_median_7d": (median(week) if week else None, f"{what}: median of 7 days."),
-            f"{name}_mad_7d": (
-                mad(week) if week else None,
-                f"{what}: median absolute deviation over 7 days.",
+        figures = (
+            (name, latest.value if latest else None, f"{description}."),
+            (
+                f"{name}_median_7d",
+                median(week) if week else None,
+                f"{description}: median of 7 days.",
             ),
-        }
-        for full, (value, help_text) in values.items():
-            family = families.setdefault(full, Gauge(full, help_text, OF_SERIES))
-            family.set(labels, None if value is None else value * factor)
-    opened = Gauge(
+            (
+                f"{name}_mad_7d",
+                mad(week) if week else None,
+                f"{description}: median absolute deviation over 7 days.",
+            ),
+        )
+        for gauge_name, value, help_text in figures:
+            gauge = gauges.setdefault(gauge_name, Gauge(gauge_name, help_text, OF_SERIES))
+            gauge.set(labels, None if value is None else value * factor)
+    return [gauges[name] for name in sorted(gauges)]
+
+
+def _alert_gauge(series: SeriesStore, targets: Iterable[ProbeTarget]) -> Gauge:
+    """Return the open alerts of these targets and of the machine itself."""
+    names = {"", *(target.name for target in targets)}
+    gauge = Gauge(
         "skep_monitor_alerts_open",
         "Alerts that are open, by target and rule.",
         (*BY_TARGET, "rule"),
@@ -257,16 +279,18 @@ def metrics_page(series: SeriesStore, now: float) -> bytes:
     counts = Counter(
         (alert.target or "", str(alert.rule)) for alert in series.alerts(open_only=True)
     )
-    for (target, rule), count in sorted(counts.items()):
-        if target in fresh or not target:
-            opened.set((target, rule), count)
-    of_series = [families[name] for name in sorted(families)]
-    return metrics_text([*_of_targets(standing), *of_series, opened], known_only=True)
+    for (name, rule), count in sorted(counts.items()):
+        if name in names:
+            gauge.set((name, rule), count)
+    return gauge
 
 
-def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
-    told = "1 for the state that a target is in, 0 for the others."
-    state = Gauge("skep_monitor_target_state", told, (*BY_TARGET, "state"))
+def _target_gauges(statuses: Iterable[TargetStatus]) -> list[Gauge]:
+    state = Gauge(
+        "skep_monitor_target_state",
+        "1 for the state that a target is in, 0 for the others.",
+        (*BY_TARGET, "state"),
+    )
     probed = Gauge(
         "skep_monitor_last_probe_timestamp_seconds", "When the last probe ended.", BY_TARGET
     )
@@ -275,14 +299,15 @@ def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
         "When the next probe is due, if the loop runs.",
         BY_TARGET,
     )
-    told = "Probes of the last 7 days, by outcome."
-    occasions = Gauge("skep_monitor_probes_7d", told, (*BY_TARGET, "outcome"))
-    for one in standing:
-        name = one.target.name
-        for known in TargetState:
-            state.set((name, str(known)), known == one.state)
-        probed.set((name,), None if one.last is None else one.last.ended_at)
-        due.set((name,), one.due_at)
-        for outcome, count in one.coverage.items():
+    occasions = Gauge(
+        "skep_monitor_probes_7d", "Probes of the last 7 days, by outcome.", (*BY_TARGET, "outcome")
+    )
+    for status in statuses:
+        name = status.target.name
+        for possible_state in TargetState:
+            state.set((name, str(possible_state)), possible_state == status.state)
+        probed.set((name,), None if status.last is None else status.last.ended_at)
+        due.set((name,), status.due_at)
+        for outcome, count in status.coverage.items():
             occasions.set((name, str(outcome)), count)
     return [state, probed, due, occasions]

@@ -64,7 +64,7 @@ def query(name: str) -> str:
 
 
 class SeriesStore:
-    """Over an open store.
+    """Reads and writes what the monitor knows, over an open store.
 
     What was appended is final; a slot of a target is covered once or not at all.
     """
@@ -79,7 +79,7 @@ class SeriesStore:
         self.store.close()
 
     def put_target(self, target: ProbeTarget) -> None:
-        """New, changed, or back again after it was removed."""
+        """Store a target: a new one, a changed one, or one that was removed before."""
         with self.store.transaction() as connection:
             document = {
                 name: value
@@ -90,7 +90,7 @@ class SeriesStore:
             connection.execute("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?)", values)
 
     def remove_target(self, name: str, at: float) -> None:
-        """Its history stays; what is wrong with it is over."""
+        """Probe a target no more. Its history stays, its open alerts are closed."""
         self.target(name)
         with self.store.transaction() as connection:
             connection.execute("UPDATE targets SET removed_at = ? WHERE name = ?", (at, name))
@@ -99,23 +99,23 @@ class SeriesStore:
                 self.close_alert(alert.id, at, "the target was removed")
 
     def targets(self, *, removed: bool = False) -> list[ProbeTarget]:
-        """By name; with `removed` also those that are probed no more."""
+        """Return the targets by name; with `removed` also those that are probed no more."""
         rows = self.store.read(
             "SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed
         )
-        # What a later skep added to the document is left out, what an earlier one did not know is
-        # as usual.
+        # A field that a later skep added is ignored; one that an earlier skep did not write has
+        # its default.
         documents = [
             json.loads(row["document"]) | {"removed_at": row["removed_at"]} for row in rows
         ]
         return msgspec.convert(documents, list[ProbeTarget])
 
     def target(self, name: str, *, removed: bool = False) -> ProbeTarget:
-        known = {target.name: target for target in self.targets(removed=True)}
-        if not removed and name in known and known[name].removed_at is not None:
+        targets = {target.name: target for target in self.targets(removed=True)}
+        if not removed and name in targets and targets[name].removed_at is not None:
             hint = "its history is kept; `skep monitor add` brings it back"
             raise UserError(f"target `{name}` was removed", hint=hint)
-        return known[known_target(name, known)]
+        return targets[known_target(name, targets)]
 
     def append_probe(
         self,
@@ -123,8 +123,11 @@ class SeriesStore:
         samples: Sequence[ProbeSample] = (),
         events: Sequence[MonitorEvent] = (),
     ) -> int | None:
-        """The probe, its samples, their hours and days, and what it shows to have happened; or
-        nothing. None: a slot of it was covered already."""
+        """Store a probe, its samples, their hours and days, and the events that it shows, or
+        nothing at all.
+
+        Return its id; None: one of its slots was covered already.
+        """
         with self.store.transaction() as connection:
             end = connection.execute(
                 query("row_before"), (probe.target, probe.era, probe.slot + probe.slots)
@@ -144,39 +147,39 @@ class SeriesStore:
         return probe_id
 
     def last_slots(self) -> dict[str, LastSlot]:
-        """By target: the last slot covered in its highest era, be it by a gap."""
+        """Return each target's last slot covered in its highest era; a gap covers slots too."""
         names = [row["target"] for row in self.store.read(query("targets_with_probes"))]
         return {name: LastSlot(*self.store.read(query("last_slot"), name)[0]) for name in names}
 
     def latest(self, target: str) -> tuple[Probe | None, list[ProbeSample]]:
-        """Return the last probe that was really made; None where none was."""
-        if not (rows := self.store.read(_LAST.format(which="<> 'missed'"), target)):
+        """Return the last probe that was really made and its samples; None where none was."""
+        rows = self.store.read(_LAST.format(which="<> 'missed'"), target)
+        if not rows:
             return None, []
         samples = self.store.read(_SAMPLES, rows[0]["id"])
         return read(rows, Probe)[0], read(samples, ProbeSample)
 
     def last_done(self, target: str) -> list[Probe]:
-        """Return the last probe that succeeded, however long ago; none where none did."""
+        """Return the last probe that succeeded, however long ago; empty where none did."""
         return read(self.store.read(_LAST.format(which="= 'done'"), target), Probe)
 
     def probes(
         self, target: str, since: float, until: float, limit: int | None = None
     ) -> list[Probe]:
-        """Newest first, by the time they were due; gaps that reach into the window included."""
-        return read(
-            self.store.read(query("probes"), target, since, until, -1 if limit is None else limit),
-            Probe,
-        )
+        """Return the probes, newest first by the time they were due, with the gaps that reach into
+        the window.
+        """
+        rows = self.store.read(query("probes"), target, since, until, _sql_limit(limit))
+        return read(rows, Probe)
 
     def keys(self, target: str | None = None) -> list[SeriesKey]:
-        """In order."""
         return sorted(read(self.store.read(_KEYS, target), SeriesKey))
 
     def points(
         self, key: SeriesKey, since: float, until: float, *, limit: int | None = None
     ) -> list[SeriesPoint]:
-        """Oldest first; the newest `limit` of them."""
-        values = (*key_values(key), since, until, -1 if limit is None else limit)
+        """Return the newest `limit` points, oldest first."""
+        values = (*key_values(key), since, until, _sql_limit(limit))
         rows = self.store.read(query("points").format(metric=key.metric.value), *values)
         return [
             SeriesPoint(at, value, bool(busy), probe_id)
@@ -186,22 +189,23 @@ class SeriesStore:
     def spans(
         self, key: SeriesKey, kind: SpanKind, since: float, until: float
     ) -> list[SeriesSpan]:
-        """Oldest first, those that begin in the window and have figures."""
+        """Return the spans that begin in the window and have figures, oldest first."""
         values = (*key_values(key), key.metric.value, kind.value, since, until)
         return read(self.store.read(query("spans"), *values), SeriesSpan)
 
     def coverage(self, target: str, since: float, until: float) -> dict[str, int]:
-        """Return how many occasions of the window were probed, failed or missed: each slot of a
-        gap is one.
+        """Return how many occasions of the window were probed, failed or missed.
+
+        Each slot of a gap is one occasion.
         """
         (occasions,) = self.store.read(query("occasions"), target, since, until)
-        found = dict(occasions)
+        counts = dict(occasions)
         for row in self.store.read(_GAPS, target, since, until):
-            found[row["outcome"]] += _slots_inside(row, since, until)
-        return found
+            counts[row["outcome"]] += _slots_inside(row, since, until)
+        return counts
 
     def is_simulated(self, target: str, since: float, until: float) -> bool:
-        """Return whether no model answered some of the probes."""
+        """Return whether some of the probes met a simulated engine."""
         return bool(self.store.read(_SIMULATED, target, since, until))
 
     def append_event(self, event: MonitorEvent) -> int:
@@ -215,17 +219,19 @@ class SeriesStore:
         *,
         version_of: Sequence[str] = (),
     ) -> list[MonitorEvent]:
-        """Oldest first; with a target those of it and those of all.
+        """Return the events, oldest first; with a target, its own and those of all targets.
 
         `version_of`: only changes of these versions.
         """
-        of, values = (
-            ("AND (target IS NULL OR target = ?3)", (target,)) if target is not None else ("", ())
-        )
+        condition = ""
+        values: list[object] = [since, until]
+        if target is not None:
+            condition = "AND (target IS NULL OR target = ?3)"
+            values.append(target)
         if version_of:
             names = ", ".join(f"'{name}'" for name in version_of)
-            of += f" AND kind = 'version' AND json_extract(detail, '$.what') IN ({names})"
-        return read(self.store.read(_EVENTS.format(of=of), since, until, *values), MonitorEvent)
+            condition += f" AND kind = 'version' AND json_extract(detail, '$.what') IN ({names})"
+        return read(self.store.read(_EVENTS.format(of=condition), *values), MonitorEvent)
 
     def open_alert(self, alert: Alert) -> int:
         return self._append("alerts", alert, id=None)
@@ -242,18 +248,20 @@ class SeriesStore:
         )
 
     def alerts(self, *, open_only: bool = False, since: float | None = None) -> list[Alert]:
-        """Newest first; with `since` those that were open at some time from then on."""
+        """Return the alerts, newest first; with `since` those that were open at some time from
+        then on.
+        """
         rows = self.store.read(query("alerts"), open_only, -math.inf if since is None else since)
         return read(rows, Alert)
 
     def append_notice(
-        self, alert_id: int, what: str, at: float, via: str, error: str | None
+        self, alert_id: int, event: str, at: float, via: str, error: str | None
     ) -> None:
-        self._append("notices", alert_id=alert_id, what=what, at=at, via=via, error=error)
+        self._append("notices", alert_id=alert_id, what=event, at=at, via=via, error=error)
 
     def notices(self, alert_id: int | None) -> list[tuple[str, float, str, str | None]]:
-        """What was told (opened or closed), when, through what, and what went wrong; in the order
-        it was tried.
+        """Return the event (opened or closed), time, notifier and error of each notice, in the
+        order they were tried.
         """
         rows = self.store.read(
             "SELECT what, at, via, error FROM notices WHERE alert_id = ? ORDER BY id", alert_id
@@ -261,7 +269,7 @@ class SeriesStore:
         return [(row["what"], row["at"], row["via"], row["error"]) for row in rows]
 
     def set_changes(self, key: SeriesKey, changes: Sequence[SeriesChange]) -> None:
-        """In place of those found before. Nothing is written where nothing is new."""
+        """Replace the stored changes of a series. Nothing is written where nothing is new."""
         if list(changes) == [change for change in self.changes(key.target) if change.key == key]:
             return
         with self.store.transaction() as connection:
@@ -279,7 +287,7 @@ class SeriesStore:
                 )
 
     def changes(self, target: str | None = None, since: float | None = None) -> list[SeriesChange]:
-        """Oldest first."""
+        """Return the changes, oldest first."""
         rows = self.store.read(query("changes"), target, -math.inf if since is None else since)
         times = itemgetter("earliest_at", "latest_at")
         return read(rows, SeriesChange, key=lambda row: read([row], SeriesKey)[0], between=times)
@@ -288,7 +296,7 @@ class SeriesStore:
         return int(self.store.read("SELECT count(*) FROM samples WHERE at < ?", before)[0][0])
 
     def delete_samples(self, before: float) -> int:
-        """Delete those older; their hours and days stay. Return how many went."""
+        """Delete the older samples; their hours and days stay. Return how many were deleted."""
         return self.store.delete_in_parts("thinning_before", before, _DELETE_SOME)
 
     def _append(
@@ -298,17 +306,22 @@ class SeriesStore:
             return insert(connection, table, record, clash, **columns).lastrowid or 0
 
 
+def _sql_limit(limit: int | None) -> int:
+    """Return the limit as SQLite takes it: -1 is none."""
+    return -1 if limit is None else limit
+
+
 def _slots_inside(row: Row, since: float, until: float) -> int:
     """Return how many slots of a gap were due in the window.
 
     They lie one interval apart, and slots count intervals.
     """
-    # The last was due before it was found.
-    found_s = max(0.0, row["ended_at"] - row["due_at"]) / (row["slots"] - 1)
+    # The last slot was due before the gap was found.
+    longest_step_s = max(0.0, row["ended_at"] - row["due_at"]) / (row["slots"] - 1)
     if row["slot"] > 0:
-        step_s = min(found_s, row["due_at"] / row["slot"])
+        step_s = min(longest_step_s, row["due_at"] / row["slot"])
     else:
-        step_s = found_s
+        step_s = longest_step_s
     if step_s <= 0:
         if since <= row["due_at"] < until:
             return int(row["slots"])
@@ -320,7 +333,7 @@ def _slots_inside(row: Row, since: float, until: float) -> int:
 
 
 def start_of(at: float, width_s: float) -> float:
-    """Hours and days begin with those of UTC."""
+    """Return the beginning of the hour or the day, of UTC, that holds a moment."""
     return at // width_s * width_s
 
 
@@ -329,7 +342,7 @@ def key_values(key: SeriesKey) -> tuple[str, str, str, int]:
 
 
 def series_id(connection: Connection, key: SeriesKey) -> int:
-    """Of a key that is not known yet, too."""
+    """Return the id of a series; a new one is stored first."""
     row = connection.execute(SERIES_OF, (*key_values(key), key.metric.value)).fetchone()
     if row:
         return int(row[0])
@@ -344,23 +357,24 @@ def put_span(
     values: Iterable[float],
     busy: int = 0,
 ) -> None:
-    """In place of what stood there.
+    """Write an hour or a day of a series, or replace it.
 
-    Without a value only the busy ones are counted, without either there is no row.
+    Without a value only the busy samples are counted, without either there is no row.
     """
-    if (row := span_row(series, kind, start, values, busy)) is not None:
+    row = span_row(series, kind, start, values, busy)
+    if row is not None:
         connection.execute(PUT_SPAN, row)
 
 
 def span_row(
     series: int, kind: SpanKind, start: float, values: Iterable[float], busy: int = 0
 ) -> tuple[object, ...] | None:
-    """Values for `PUT_SPAN`."""
+    """Return the values for `PUT_SPAN`; None: there is nothing to write."""
     ordered = sorted(values)
     if not ordered and not busy:
         return None
     figures: tuple[float | None, ...] = (None,) * 7
-    if len(ordered) == 1:  # an hour of an hourly probe: most of all there are
+    if len(ordered) == 1:  # an hour of an hourly probe: most rows are such
         figures = (*(ordered * 6), 0.0)
     elif ordered:
         p10, median, p90 = (percentile(ordered, q) for q in (10, 50, 90))
@@ -370,47 +384,47 @@ def span_row(
 
 def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSample]) -> None:
     """Write the hours and days that these stored samples belong to."""
-    days: dict[tuple[object, ...], list[ProbeSample]] = defaultdict(list)
+    by_day: dict[tuple[object, ...], list[ProbeSample]] = defaultdict(list)
     for sample in samples:
         if sample.error_kind is None:  # what failed has no figures that count
-            days[sample.heat, sample.shape, sample.concurrency, start_of(sample.at, DAY_S)].append(
-                sample
-            )
-    for news in days.values():
-        one = news[0]
-        day = start_of(news[0].at, DAY_S)
-        values = (target, one.heat.value, one.shape.value, one.concurrency, day, day + DAY_S)
+            day = start_of(sample.at, DAY_S)
+            by_day[sample.heat, sample.shape, sample.concurrency, day].append(sample)
+    for new_samples in by_day.values():
+        first = new_samples[0]
+        day = start_of(first.at, DAY_S)
+        values = (target, first.heat.value, first.shape.value, first.concurrency, day, day + DAY_S)
         rows = connection.execute(query("samples_of_a_day"), values).fetchall()
         for metric in SeriesMetric:
-            if not (told := [sample.at for sample in news if sample.value(metric) is not None]):
+            moments = [sample.at for sample in new_samples if sample.value(metric) is not None]
+            if not moments:
                 continue
-            series = series_id(
-                connection, SeriesKey(target, one.heat, one.shape, one.concurrency, metric)
-            )
-            known = [
+            key = SeriesKey(target, first.heat, first.shape, first.concurrency, metric)
+            series = series_id(connection, key)
+            stored = [
                 (row["at"], row["busy"], row[metric]) for row in rows if row[metric] is not None
             ]
-            for kind, start in {
-                (kind, start_of(at, kind.seconds)) for kind in SpanKind for at in told
-            }:
-                inside = [point for point in known if start <= point[0] < start + kind.seconds]
+            spans = {(kind, start_of(at, kind.seconds)) for kind in SpanKind for at in moments}
+            for kind, start in spans:
+                inside = [point for point in stored if start <= point[0] < start + kind.seconds]
                 figures = [value for _, busy, value in inside if not busy]
                 put_span(connection, series, kind, start, figures, len(inside) - len(figures))
 
 
 def all_targets(series: SeriesStore) -> list[str]:
-    """Return the targets that are probed, then those that were."""
-    known = sorted(series.targets(removed=True), key=lambda target: target.removed_at is not None)
-    return [target.name for target in known]
+    """Return the names of the targets that are probed, then of those that were."""
+    targets = sorted(
+        series.targets(removed=True), key=lambda target: target.removed_at is not None
+    )
+    return [target.name for target in targets]
 
 
-def known_target(name: str, known: Collection[str]) -> str:
-    """Return the name. Raise UserError, with names like it, for one that is not known."""
-    if name not in known:
-        if known:
+def known_target(name: str, known_names: Collection[str]) -> str:
+    """Return the name. Raise UserError, with similar names, for an unknown one."""
+    if name not in known_names:
+        if known_names:
             hint = "`skep monitor list --all` shows them"
         else:
             hint = "`skep monitor add` makes one"
-        near = similar_names(name, {squeeze(one): one for one in known})
+        near = similar_names(name, {squeeze(known_name): known_name for known_name in known_names})
         raise UserError(f"there is no target `{name}`", hint=did_you_mean(near, hint))
     return name

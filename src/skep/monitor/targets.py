@@ -1,4 +1,4 @@
-"""Targets: which ones are valid, who answers at their address, how they are added and named."""
+"""Targets: which are valid, what answers at their URLs, and how they are added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.endpoint import find_endpoint
+from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import SkepError, UserError
 from skep.monitor.records import DAY_S, ProbeTarget, TargetKind
 from skep.monitor.schedule import format_interval
@@ -31,7 +31,7 @@ CHECK_S = 10.0  # for the question that is asked when a target is added
 
 
 class AddedTarget(msgspec.Struct, frozen=True):
-    """A target as it was stored, and what answered at its address; None: it was not asked."""
+    """A target as it was stored, and what answered at its URL; None: nobody connected to it."""
 
     target: ProbeTarget
     model: str | None = None
@@ -40,11 +40,11 @@ class AddedTarget(msgspec.Struct, frozen=True):
     def sentences(self) -> list[str]:
         target = self.target
         if self.about:
-            told = f"{self.model} at {target.url} ({self.about})"
+            answer = f"{self.model} at {target.url} ({self.about})"
         else:
-            told = f"{target.url}, not asked"
-        every = f"it is probed every {format_interval(target.every_s)} ({runs_of(target)})"
-        return [f"`{target.name}`: {told}", every]
+            answer = f"{target.url}, not asked"
+        schedule = f"it is probed every {format_interval(target.every_s)} ({runs_of(target)})"
+        return [f"`{target.name}`: {answer}", schedule]
 
 
 def add_target(
@@ -53,7 +53,7 @@ def add_target(
     env: Mapping[str, str],
     now: float,
     *,
-    own: bool,
+    own_gateway: bool,
     check: bool,
 ) -> AddedTarget:
     """Store a target.
@@ -61,35 +61,20 @@ def add_target(
     `own`: its URL is that of this installation's gateway. `check`: connect to it first.
     """
     check_target(target)
-    taken = next((known for known in series.targets() if known.name == target.name), None)
-    if taken is not None:
-        hint = (
-            f"choose another name, or `skep monitor remove {target.name}` first: its history is "
-            "kept"
-        )
-        raise UserError(f"`{target.name}` is watched already, at {taken.url}", hint=hint)
-    endpoint = None
-    if check:
-        key = _key(target, env)
-        timeout_s = min(CHECK_S, target.timeout_s)
-        asked = find_endpoint(
-            target.url, target.model, key=key, api=target.api, timeout_s=timeout_s
-        )
-        try:
-            endpoint = asyncio.run(asked)
-        except SkepError as error:
-            error.hint = f"{error.hint or 'check the URL'}; --no-check adds it as it is"
-            raise
-    kind = TargetKind.GATEWAY if own else target.kind
-    if endpoint is not None:  # of its replicas only skep's gateway tells
-        if endpoint.origin.host in LOOPBACK:
-            server = TargetKind.REPLICA
-        else:
-            server = TargetKind.ENDPOINT
-        if "replicas" in endpoint.engine:
-            kind = TargetKind.GATEWAY
-        else:
-            kind = server
+    for watched in series.targets():
+        if watched.name == target.name:
+            raise UserError(
+                f"`{target.name}` is watched already, at {watched.url}",
+                hint=f"choose another name, or `skep monitor remove {target.name}` first: "
+                "its history is kept",
+            )
+    endpoint = _connect(target, env) if check else None
+    if endpoint is not None:
+        kind = _kind_of(endpoint)
+    elif own_gateway:
+        kind = TargetKind.GATEWAY
+    else:
+        kind = target.kind
     key_env = target.key_env
     if kind is TargetKind.GATEWAY and key_env is None and _key(target, env) is not None:
         key_env = "SKEP_API_KEY"
@@ -97,21 +82,48 @@ def add_target(
     series.put_target(target)
     if endpoint is None:
         return AddedTarget(target)
+    return AddedTarget(target, endpoint.model, f"{kind}, {_about(endpoint)}")
+
+
+def _connect(target: ProbeTarget, env: Mapping[str, str]) -> Endpoint:
+    """Return what answers at the target's URL. Raise SkepError where nothing usable does."""
+    request = find_endpoint(
+        target.url,
+        target.model,
+        key=_key(target, env),
+        api=target.api,
+        timeout_s=min(CHECK_S, target.timeout_s),
+    )
+    try:
+        return asyncio.run(request)
+    except SkepError as error:
+        error.hint = f"{error.hint or 'check the URL'}; --no-check adds it as it is"
+        raise
+
+
+def _kind_of(endpoint: Endpoint) -> TargetKind:
+    if "replicas" in endpoint.engine:  # only skep's gateway reports its replicas
+        return TargetKind.GATEWAY
+    if endpoint.origin.host in LOOPBACK:
+        return TargetKind.REPLICA
+    return TargetKind.ENDPOINT
+
+
+def _about(endpoint: Endpoint) -> str:
     engine = endpoint.engine
-    about = [
-        str(kind),
-        str(engine.get("engine") or engine.get("server") or "an OpenAI-compatible server"),
-    ]
-    about += [f"{engine['slots']} slots"] if isinstance(engine.get("slots"), int) else []
-    about += ["simulated"] if endpoint.simulated else []
-    return AddedTarget(target, endpoint.model, ", ".join(about))
+    about = [str(engine.get("engine") or engine.get("server") or "an OpenAI-compatible server")]
+    if isinstance(engine.get("slots"), int):
+        about.append(f"{engine['slots']} slots")
+    if endpoint.simulated:
+        about.append("simulated")
+    return ", ".join(about)
 
 
 def check_target(target: ProbeTarget) -> None:
-    """Raise UserError, in terms of the options of `skep monitor add`,
-    for what cannot be probed.
+    """Raise UserError, in terms of the options of `skep monitor add`, for a target that cannot be
+    probed.
     """
-    every = format_interval(target.every_s)
+    interval = format_interval(target.every_s)
     timeout = format_interval(target.timeout_s)
     if "://" in target.name:
         hint = "the name comes first: `skep monitor add box --url URL`"
@@ -135,10 +147,10 @@ def check_target(target: ProbeTarget) -> None:
         raise UserError(f"--api `{target.api}` is unknown", hint="choose openai or ollama")
     if target.every_s < SHORTEST_S:
         hint = "a probe costs the target load: `--every 1h` is usual, 10s is the least"
-        raise UserError(f"--every {every} is too often", hint=hint)
+        raise UserError(f"--every {interval} is too often", hint=hint)
     if target.every_s > LONGEST_S:
         raise UserError(
-            f"--every {every} is too long",
+            f"--every {interval} is too long",
             hint="the longest interval is a year; try `--every 30d`",
         )
     if target.timeout_s < SHORTEST_TIMEOUT_S:
@@ -148,13 +160,14 @@ def check_target(target: ProbeTarget) -> None:
 
 
 def _key(target: ProbeTarget, env: Mapping[str, str]) -> str | None:
-    """Return the key in the variable `key_env`,
-    else skep's own key for a server on this machine.
+    """Return the key in the variable `key_env`, else skep's own key for a server on this
+    machine.
     """
     if target.key_env is None:
         return local_key(target.url, env, user_paths(env))
-    if value := env.get(target.key_env):
-        return value
+    key = env.get(target.key_env)
+    if key:
+        return key
     hint = (
         f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"
     )
@@ -164,15 +177,17 @@ def _key(target: ProbeTarget, env: Mapping[str, str]) -> str | None:
 def runs_of(target: ProbeTarget) -> str:
     """Return the runs of a probe in tokens of output: `short 64, long 512, c4`."""
     runs = [f"short {target.short_tokens}"]
-    runs += [f"long {target.long_tokens}"] if target.long_tokens else []
-    runs += [f"c{target.concurrency}"] if target.concurrency else []
+    if target.long_tokens:
+        runs.append(f"long {target.long_tokens}")
+    if target.concurrency:
+        runs.append(f"c{target.concurrency}")
     return ", ".join(runs)
 
 
 def moment_of(text: str, now: float, *, option: str) -> float:
     """Parse `7d` as that long ago, `2026-11-15` or `2026-11-15 14:30` as local time.
 
-    Clamped to 1970.
+    No moment is before 1970.
     """
     with suppress(ValueError, OverflowError, OSError):
         return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
