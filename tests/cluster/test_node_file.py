@@ -299,7 +299,7 @@ def ask(tmp_path, monkeypatch):
     find = importlib.import_module("asking_child").find
 
     def run(word, wait_s=60.0):
-        return ask_ray(find, word, "a token", asked="the cluster", wait_s=wait_s, hint="wait")
+        return ask_ray(find, word, "a token", subject="the cluster", wait_s=wait_s, hint="wait")
 
     yield run
     del sys.modules["asking_child"]

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep import __version__
-from skep.cluster.discover import told_by
+from skep.cluster.discover import with_facts
 from skep.cluster.nodes import (
     ClusterSurvey,
     Node,
@@ -77,14 +77,14 @@ def test_a_survey_travels_as_json():
 def test_a_node_with_another_skep_is_said_and_not_believed():
     assert (
         "runs skep 9.9, this machine runs"
-        in told_by(node("a"), {"skep": "9.9", "what": "ever"}).why
+        in with_facts(node("a"), {"skep": "9.9", "what": "ever"}).why
     )
 
 
 def test_cards_that_ray_does_not_lend_are_not_there():
     facts = NodeFacts(8, None, (NodeCard(0, "X", None), NodeCard(1, "X", None)), __version__)
-    assert len(told_by(node("a", gpus=1.0), to_builtins(facts)).facts.cards) == 1
-    assert told_by(node("a"), to_builtins(facts)).facts.cards == ()
+    assert len(with_facts(node("a", gpus=1.0), to_builtins(facts)).facts.cards) == 1
+    assert with_facts(node("a"), to_builtins(facts)).facts.cards == ()
 
 
 def test_replicas_go_where_fewest_are():

@@ -104,7 +104,7 @@ async def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with
     """What nobody wants is ended one after the other, and each end takes seconds."""
     actors = Actors("a", "b")
     driver = driver_of(Wire(), actors)
-    driver._wanted = {}
+    driver._launches = {}
     mending = asyncio.create_task(driver._end_all_but_wanted(actors.names))
     await until(lambda: actors.story)
     ((_, first),) = actors.story
@@ -113,7 +113,7 @@ async def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with
     actors.may_end.set()
     await mending
     assert [name for what, name in actors.story if what == "ended"] == [first]
-    assert other in driver._wanted
+    assert other in driver._launches
 
 
 async def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
@@ -182,7 +182,7 @@ async def test_what_stands_and_is_not_wanted_is_ended():
     actors = Actors("m-0", "m-1")
     actors.may_end.set()
     driver = driver_of(Wire(), actors)
-    driver._wanted = {"m-0": ONE}
+    driver._launches = {"m-0": ONE}
     driver._rows = {"m-0": row(ONE)}
     await driver._end_all_but_wanted(actors.names)
     assert actors.story == [("ends", "m-1"), ("ended", "m-1")]
@@ -194,7 +194,7 @@ async def test_what_stands_and_is_not_wanted_is_ended():
 def ready(client, launch=ONE):
     """A member that serves."""
     member = client.member(launch, lambda: None)
-    client.came(member)
+    client.add(member)
     client._hear(messages.ReplicaRows((row(launch),)))
     return member
 
@@ -240,9 +240,9 @@ async def test_one_that_could_not_be_ended_and_is_wanted_again_is_known_as_it_is
     ever.
     """
     client, _ = client_of(tmp_path)
-    await client.went(ready(client))
+    await client.end(ready(client))
     again = client.member(ONE, lambda: None)
-    client.came(again)
+    client.add(again)
     assert again.life.serving
 
 

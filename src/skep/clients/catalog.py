@@ -62,8 +62,13 @@ class EndpointFacts(msgspec.Struct, frozen=True):
         return max(1, min(MOST_AGENTS, self.slots))
 
     def named(self) -> dict[str, str | int | None]:
-        more = {"output": self.output, "compact_at": self.compact_at, "agents": self.agents}
-        return {**msgspec.structs.asdict(self), **more, "wait_s": WAIT_S, "wait_ms": 1000 * WAIT_S}
+        limits = {"output": self.output, "compact_at": self.compact_at, "agents": self.agents}
+        return {
+            **msgspec.structs.asdict(self),
+            **limits,
+            "wait_s": WAIT_S,
+            "wait_ms": 1000 * WAIT_S,
+        }
 
 
 def context_in(entry: Mapping[str, Any]) -> int | None:
@@ -139,8 +144,8 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return what belongs into a file of the client's own."""
         if file.variables_at is not None:
             return {file.variables_at: self.variables(facts)}
-        more = self.write_values if file is self.files[0] else {}
-        return merged(filled(file.values, facts), filled(more, facts))
+        write_values = self.write_values if file is self.files[0] else {}
+        return merged(filled(file.values, facts), filled(write_values, facts))
 
     def started_values(self, facts: EndpointFacts) -> Values:
         """Return the same for a start, where the key is a variable's."""
@@ -156,24 +161,26 @@ def clients() -> Mapping[str, Client]:
 
 
 def client_named(name: str) -> Client:
-    known = clients()
-    if name in known:
-        return known[name]
-    near = get_close_matches(name.lower(), known, 1)
+    definitions = clients()
+    if name in definitions:
+        return definitions[name]
+    near = get_close_matches(name.lower(), definitions, 1)
     instead = f"did you mean `{near[0]}`? " if near else ""
-    raise UserError(f"there is no agent `{name}`", hint=f"{instead}skep knows {', '.join(known)}")
+    raise UserError(
+        f"there is no agent `{name}`", hint=f"{instead}skep knows {', '.join(definitions)}"
+    )
 
 
 def filled(value: Any, facts: EndpointFacts) -> Any:
     """Return a value of the table with what is known; None where it needs something unknown."""
-    known = facts.named()
+    values = facts.named()
     if isinstance(value, str):
-        return _filled_text(value, known)
+        return _filled_text(value, values)
     if isinstance(value, list):
         parts = [filled(part, facts) for part in value]
         return [part for part in parts if part is not None]
     if isinstance(value, dict):
-        pairs = {_filled_text(key, known): filled(part, facts) for key, part in value.items()}
+        pairs = {_filled_text(key, values): filled(part, facts) for key, part in value.items()}
         return {key: part for key, part in pairs.items() if part is not None}
     return value
 

@@ -56,16 +56,16 @@ def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str
     if has_dos_line_ends:
         return edited(text.replace("\r\n", "\n"), kind, where, changes).replace("\n", "\r\n")
     form = FORMATS[kind]
-    wanted = deepcopy(parsed(text, kind, where))
+    changed = deepcopy(parsed(text, kind, where))
     removed = [path for path, value in changes.items() if value is ABSENT]
     try:
         for path, value in changes.items():
-            text = _with_change(form, text, wanted, path, value)
+            text = _with_change(form, text, changed, path, value)
         result = form.parse(text) if text.strip() else {}
         for path in removed:
             _remove_empty_tables(result, path)
-            _remove_empty_tables(wanted, path)
-        is_exact = result == wanted
+            _remove_empty_tables(changed, path)
+        is_exact = result == changed
     except Exception:  # as above
         is_exact = False
     if not is_exact:
@@ -74,16 +74,16 @@ def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str
     return text
 
 
-def _with_change(form: Format, text: str, wanted: dict[str, Any], path: Path, value: Any) -> str:
+def _with_change(form: Format, text: str, changed: dict[str, Any], path: Path, value: Any) -> str:
     """Return the text with one change, which is made in what is wanted, too."""
-    present = value_at(wanted, path)
+    present = value_at(changed, path)
     is_same = type(present) is type(value) and present == value  # 0 is not false
     if is_same:
         return text
     if value is ABSENT:
-        del value_at(wanted, path[:-1])[path[-1]]
+        del value_at(changed, path[:-1])[path[-1]]
         return form.remove(text, path)
-    _put_value(wanted, path, value)
+    _put_value(changed, path, value)
     return form.set(text, path, value)
 
 
@@ -214,7 +214,7 @@ def _set_yaml(text: str, path: Path, value: Any) -> str:
     lines = text.splitlines()
     line = f"{path[0]}: {json.dumps(value)}"
     place = next(
-        (place for place, other in enumerate(lines) if other.startswith(f"{path[0]}:")), None
+        (place for place, line in enumerate(lines) if line.startswith(f"{path[0]}:")), None
     )
     if place is None:
         if path[0] in (_parse_yaml(text) or {}):

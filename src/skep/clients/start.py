@@ -43,8 +43,8 @@ class ClientStart(msgspec.Struct, frozen=True):
             write_secret(Path(path), text)
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in env.items() if name not in self.unset}
-        return {**kept, **self.env}
+        inherited = {name: value for name, value in env.items() if name not in self.unset}
+        return {**inherited, **self.env}
 
 
 def start_of(

@@ -171,12 +171,12 @@ def _apply(changes: Sequence[FileChange]) -> None:
             begun.append(change)
             _put(change.path, change.after, change.mode)
     except BaseException as error:
-        kept = _take_back(begun)
+        restored = _take_back(begun)
         if not isinstance(error, OSError):
             raise
         hint = "nothing was changed; `--print` needs no file"
-        if kept is not None:
-            hint = f"`{kept}` has what skep wrote; what stood there before lies beside it"
+        if restored is not None:
+            hint = f"`{restored}` has what skep wrote; what stood there before lies beside it"
         message = f"`{begun[-1].path}` cannot be written: {error.strerror}"
         raise UserError(message, hint=hint) from None
 

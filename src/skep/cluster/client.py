@@ -1,9 +1,9 @@
-"""The supervisor's side of the Ray driver process: keeps one running, tells it what is wanted,
-updates the replicas.
+"""The supervisor's side of the Ray driver process: keeps one running, sends it the replicas that
+are to run, and takes over its reports.
 
 When the driver dies or the head of the cluster is lost, the replicas keep their state and the
-gateway keeps sending requests to them. A new driver receives all that is wanted. If another
-gateway owns the hive, this one ends."""
+gateway keeps sending requests to them. A new driver receives everything again. If another gateway
+owns the hive, this one ends."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.json_pipe import JsonPipe, Message, start_linked, to_document
 
-REMIND_EVERY_S = 2.0  # what has changed meanwhile is told
+REMIND_EVERY_S = 2.0  # what has changed meanwhile is sent
 END_S = 30.0
 HEADLESS_END_S = 12.0
 ANSWER_S = 15.0
 AGAIN_S = (0.5, 2.0, 5.0)  # waits before the next driver is started
-# A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are
-# not ready yet.
+# A silent node ("away") gets no requests: Ray moves its replicas. Other states of an actor, such
+# as "fetching", mean that the replica is not ready yet.
 _STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
 
 
@@ -55,9 +55,9 @@ class RemoteReplica(ReplicaMember):
         self.launch = launch
         self.life = Life(None, ReplicaState.STARTING)
         adapter = engine_named(launch.engine, launch.binary)
-        told = ("confirms", "release_bound_s", "health_path", "simulated")
+        facts = ("confirms", "release_bound_s", "health_path", "simulated")
         self.engine: UpstreamInfo = UpstreamInfo(
-            name="", **{field: getattr(adapter, field) for field in told}
+            name="", **{field: getattr(adapter, field) for field in facts}
         )
         self._client = client
         self.changed = changed
@@ -68,7 +68,7 @@ class RemoteReplica(ReplicaMember):
 
     @property
     def started(self) -> Launch:
-        """The launch that its actor reports, with the settings that need no restart."""
+        """Return the launch that its actor reports, with the settings that need no restart."""
         return replace(
             self._as_started, reserve=self.launch.reserve, soft_slots=self.launch.soft_slots
         )
@@ -83,10 +83,10 @@ class RemoteReplica(ReplicaMember):
     async def run(self) -> None:
         """Wait until stopped, then end it on its node."""
         self.become(ReplicaState.STARTING, None)
-        self._client.came(self)
+        self._client.add(self)
         await self._stopping.wait()
         self.become(ReplicaState.STOPPING, self.life.why)
-        await self._client.went(self)
+        await self._client.end(self)
         self.life.url = self.pid = None
         self.become(ReplicaState.STOPPED, self.life.why)
 
@@ -94,17 +94,17 @@ class RemoteReplica(ReplicaMember):
         return await self._client.log_since(self.launch.name, offset, lines)
 
     def hear(self, report: messages.ReplicaReport) -> None:
-        """Take the report of its actor, or of the driver while there is no actor."""
+        """Take over the report of its actor, or of the driver while there is no actor."""
         if self._stopping.is_set():
             return
         if report.incarnation is not None and report.incarnation != self._incarnation:
             self._moves += self._incarnation is not None
             self._incarnation = report.incarnation
-        self.life.state, self.life.why = (
-            _STATES.get(report.state, ReplicaState.STARTING),
-            report.why,
-        )
-        self.life.url, self.pid, self.node = report.url, report.pid, report.node
+        self.life.state = _STATES.get(report.state, ReplicaState.STARTING)
+        self.life.why = report.why
+        self.life.url = report.url
+        self.pid = report.pid
+        self.node = report.node
         self.life.restarts = report.restarts + self._moves
         self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
         self._as_started = report.launch or self._as_started
@@ -127,7 +127,7 @@ class ClusterClient:
         self._process: asyncio.subprocess.Process | None = None
         self._joined = False
         self._was_joined = False
-        self._told: messages.WantReplicas | None = None  # what this driver knows
+        self._sent: messages.WantReplicas | None = None  # what this driver knows
         self._trouble: str | None = None  # why there is no driver
         self._taken_over = False  # another gateway owns the hive
         self._closing = False
@@ -140,23 +140,24 @@ class ClusterClient:
         return self._was_joined
 
     def row(self) -> Message:
-        away = "away" if self._was_joined else "starting"
+        why = self._trouble
         if self.head_lost:
             state = "lost"
-        else:
-            state = "ready" if self._joined else away
-        if self.head_lost:
             why = "the head does not answer; running replicas go on serving"
+        elif self._joined:
+            state = "ready"
+        elif self._was_joined:
+            state = "away"
         else:
-            why = None
-        told = {
+            state = "starting"
+        return {
             "name": "cluster",
             "kind": "cluster",
             "state": state,
             "url": self.address,
-            "why": why or self._trouble,
+            "why": why,
+            "hive": self._setup.hive,
         }
-        return {**told, "hive": self._setup.hive}
 
     # Called by the supervisor
 
@@ -176,14 +177,17 @@ class ClusterClient:
                 if failed is not None and (self._taken_over or not self._was_joined):
                     raise failed
                 await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
-                attempt = 0 if failed is None else attempt + 1
+                if failed is None:
+                    attempt = 0
+                else:
+                    attempt += 1
         finally:
             reminding.cancel()
 
     async def stop(self) -> str | None:
         """Leave the cluster, after the replicas. Return what is left behind, if anything."""
         self._closing = True
-        answer = await self._ask(messages.Leave(), HEADLESS_END_S if self.head_lost else END_S)
+        answer = await self._ask(messages.Leave(), self._end_s)
         done = self.head_lost or (answer is not None and answer.error is None)
         if self._link is not None:
             await self._link.close()  # the driver ends with it
@@ -200,23 +204,30 @@ class ClusterClient:
             f"{ABANDONED_AFTER_S:g} s"
         )
 
+    @property
+    def _end_s(self) -> float:
+        """Return how long to wait for an end; without a head, only the engines can end."""
+        return HEADLESS_END_S if self.head_lost else END_S
+
     # Called by the remote replicas
 
-    def came(self, member: RemoteReplica) -> None:
+    def add(self, member: RemoteReplica) -> None:
+        """Have the driver start a replica, unless it runs already."""
         self._members[member.launch.name] = member
-        if (report := self._rows.get(member.launch.name)) is not None:
+        report = self._rows.get(member.launch.name)
+        if report is not None:
             member.hear(report)
-        asyncio.get_running_loop().call_soon(self._remind)  # once for all that come together
+        asyncio.get_running_loop().call_soon(self._remind)  # once for all that are added together
 
-    async def went(self, member: RemoteReplica) -> None:
+    async def end(self, member: RemoteReplica) -> None:
         """End a replica.
 
-        If no driver can do it now, the next one ends it, because it is no longer wanted.
+        If no driver can do it now, the next one ends it, because it is not to run any more.
         """
         name = member.launch.name
         if self._members.get(name) is member:
             del self._members[name]
-        await self._ask(messages.EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
+        await self._ask(messages.EndReplica(name), self._end_s)
 
     async def restart(self, name: str) -> None:
         answer = await self._ask(messages.RestartReplica(name), ANSWER_S)
@@ -238,7 +249,7 @@ class ClusterClient:
     # The driver process
 
     async def _run_driver(self) -> SkepError | None:
-        """Run one driver until it ends. Return why it could not join, if so."""
+        """Run one driver until it ends. Return the error if it could not join."""
         program = [sys.executable, "-m", "skep.cluster.ray_driver"]
         env = {**PATIENT, **os.environ}
         try:
@@ -258,7 +269,7 @@ class ClusterClient:
                 self._hear(message)
         self._link = None
         self._joined = False
-        self._told = None
+        self._sent = None
         await link.close()
         code = await self._process.wait()
         if failed is None and not self._was_joined:
@@ -273,7 +284,7 @@ class ClusterClient:
             case messages.Joined(address):
                 self.address = address
                 self._trouble = None
-                self._told = None
+                self._sent = None
                 self._joined = self._was_joined = True
                 self.head_lost = False
                 self._remind()
@@ -286,7 +297,8 @@ class ClusterClient:
             case messages.HeadState(lost):
                 self.head_lost = lost
                 for member in itertools.islice(self._members.values(), 1):
-                    member.changed()  # the supervisor looks at the row of the cluster too
+                    # One is enough: the supervisor then looks at the row of the cluster too.
+                    member.changed()
 
     async def _ask(self, question: messages.Question, timeout_s: float) -> messages.Answer | None:
         """Return the driver's answer, or None if it does not come in time."""
@@ -303,14 +315,14 @@ class ClusterClient:
             await asyncio.sleep(REMIND_EVERY_S)
 
     def _remind(self) -> None:
-        """Tell the driver all replicas that are wanted, if it does not know it."""
+        """Send the driver all replicas that are to run, unless it has them already."""
         if self._link is None or not self._joined:
             return
         want_replicas = messages.WantReplicas(
             tuple(member.launch for member in self._members.values())
         )
-        if want_replicas != self._told:
-            self._told = want_replicas
+        if want_replicas != self._sent:
+            self._sent = want_replicas
             self._link.send(want_replicas)
 
 

@@ -1,5 +1,5 @@
-"""Connects this process to a Ray cluster, or says in one line why it cannot. The only place that
-calls `ray.init`.
+"""Connects this process to a Ray cluster, or explains in one line why it cannot. The only place
+that calls `ray.init`.
 
 Neither the supervisor nor a short command imports ray: `ask_ray` calls a function in a child
 process, `python -m skep.cluster.connect MODULE:FUNCTION`, which reads its arguments from stdin and
@@ -39,9 +39,8 @@ _QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_IMPATIENT = {
-    "RAY_gcs_server_request_timeout_seconds": "8"
-}  # a machine that is not a node gets its error after it
+# A machine that is not a node gets its error after this time.
+_IMPATIENT = {"RAY_gcs_server_request_timeout_seconds": "8"}
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|Unauthenticated")
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 _ERRORS: dict[int, type[SkepError]] = {
@@ -59,25 +58,24 @@ def require_ray() -> None:
 def join(address: str) -> None:
     """Connect this process to the cluster at `address`, or to the one that runs here ("auto")."""
     require_ray()
-    way = checked_connection(address)
-    for name, value in {**_QUIET, **LENIENT, **way.environment}.items():
+    connection = checked_connection(address)
+    for name, value in {**_QUIET, **LENIENT, **connection.environment}.items():
         os.environ.setdefault(name, value)
     import ray
 
     # Else Ray guesses the node's address.
-    where = {} if way.node is None else {"_node_ip_address": way.node}
+    where = {} if connection.node is None else {"_node_ip_address": connection.node}
     try:
         ray.init(
-            address=way.head,
+            address=connection.head,
             namespace=NAMESPACE,
             log_to_driver=False,
             configure_logging=False,
             **where,
         )
     except (Exception, SystemExit) as error:  # a raylet that is not there ends the process
-        if (
-            isinstance(error, SystemExit) and error.code == signal.SIGTERM
-        ):  # Ray's own handler of it
+        is_sigterm = isinstance(error, SystemExit) and error.code == signal.SIGTERM
+        if is_sigterm:  # Ray's own handler of the signal
             raise
         with contextlib.suppress(Exception):
             ray.shutdown()
@@ -85,16 +83,21 @@ def join(address: str) -> None:
 
 
 def head_of(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
+    """Return host and port of a head node. Raise UserError for a malformed address."""
     if "://" in address:
-        hint = (
-            "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
+        raise UserError(
+            f"`{address}` is not the address of a head node",
+            hint="write HOST:PORT of the head, "
+            "and run skep on a machine that is a node of the cluster",
         )
-    elif not host or not port.isdecimal() or not port.isascii() or not 0 < int(port) < 65536:
-        hint = "write its HOST:PORT, such as 10.0.0.1:6379"
-    else:
-        return host, int(port)
-    raise UserError(f"`{address}` is not the address of a head node", hint=hint)
+    host, _, port = address.rpartition(":")
+    is_port = port.isdecimal() and port.isascii() and 0 < int(port) < 65536
+    if not host or not is_port:
+        raise UserError(
+            f"`{address}` is not the address of a head node",
+            hint="write its HOST:PORT, such as 10.0.0.1:6379",
+        )
+    return host, int(port)
 
 
 def checked_connection(address: str) -> RayConnection:
@@ -102,19 +105,19 @@ def checked_connection(address: str) -> RayConnection:
 
     Raise EngineError if nobody listens there.
     """
-    way = connection_to(address, os.environ)
+    connection = connection_to(address, os.environ)
     try:
-        check_address(way.head)
+        check_address(connection.head)
     except EngineError:
-        if way.node is None:
+        if connection.node is None:
             raise
         hint = (
             "running replicas go on serving; docs/cluster.md says how to start the cluster again"
         )
         raise EngineError(
-            f"the head node at {way.head} is lost; this machine was its node", hint=hint
+            f"the head node at {connection.head} is lost; this machine was its node", hint=hint
         ) from None
-    return way
+    return connection
 
 
 def check_address(address: str) -> None:
@@ -130,47 +133,54 @@ def check_address(address: str) -> None:
 
 
 def explained(address: str, error: BaseException) -> EngineError | UserError:
-    said = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # the cause has the details
-    # The file lines of a traceback name `node.py` and `_raylet.pyx`, which says nothing about a
-    # node.
-    text = "\n".join(line for line in said.splitlines() if not line.lstrip().startswith('File "'))
+    """Return what an error of Ray means, from the text of it and of its cause."""
+    message = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # the cause has details
+    # The file lines of a traceback name `node.py` and `_raylet.pyx`, which means nothing here.
+    lines = [line for line in message.splitlines() if not line.lstrip().startswith('File "')]
+    text = "\n".join(lines)
     if "ersion mismatch" in text:
-        found = _VERSIONS.findall(text)
-        (ray, python), (own_ray, own_python) = (
-            (found[0], found[-1]) if len(found) > 1 else (("?", "?"),) * 2
-        )
-        hint = (
-            f"install ray=={ray} with Python {python} here, or restart the cluster with ray "
-            f"{own_ray}"
-        )
-        own = f"this machine has Ray {own_ray} and Python {own_python}"
-        return UserError(f"the cluster runs Ray {ray} on Python {python}, {own}", hint=hint)
+        return _version_mismatch(text)
     if _REFUSED.search(text):
         hint = "give this machine the cluster's token: docs/cluster.md"
         return EngineError(
             f"the cluster at {address} refuses the connection: its token differs", hint=hint
         )
-    strange = "No node info found" in text
-    if address == "auto" and isinstance(error, ConnectionError) and not strange:
+    is_stranger = "No node info found" in text
+    if address == "auto" and isinstance(error, ConnectionError) and not is_stranger:
         return EngineError(
             "no Ray cluster runs here", hint=f"{START}; or name its head with --cluster HOST:PORT"
         )
     if "Failed to connect to GCS" in text:
         return EngineError(f"the server at {address} is not the head of a Ray cluster", hint=START)
-    if (
-        strange
-        or isinstance(error, SystemExit)
-        or ("node" in text.lower() and "raylet" in text.lower())
-    ):
+    names_raylet = "node" in text.lower() and "raylet" in text.lower()
+    if is_stranger or names_raylet or isinstance(error, SystemExit):
         return EngineError(
             f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` joins it"
         )
-    last = next(
+    last_line = next(
         (line.strip() for line in reversed(text.splitlines()) if line.strip()),
         type(error).__name__,
     )
-    hint = "`skep cluster status` may say more"
-    return EngineError(f"the cluster at {address} cannot be joined: {last[:200]}", hint=hint)
+    return EngineError(
+        f"the cluster at {address} cannot be joined: {last_line[:200]}",
+        hint="`skep cluster status` may say more",
+    )
+
+
+def _version_mismatch(text: str) -> UserError:
+    """Return the error of a machine whose Ray or Python differs; the cluster's stand first."""
+    versions = _VERSIONS.findall(text)
+    if len(versions) > 1:
+        ray, python = versions[0]
+        own_ray, own_python = versions[-1]
+    else:
+        ray = python = own_ray = own_python = "?"
+    return UserError(
+        f"the cluster runs Ray {ray} on Python {python}, "
+        f"this machine has Ray {own_ray} and Python {own_python}",
+        hint=f"install ray=={ray} with Python {python} here, "
+        f"or restart the cluster with ray {own_ray}",
+    )
 
 
 # Actors, placement groups and live nodes. A call may wait a minute for a lost head: never in the
@@ -202,28 +212,33 @@ def free_by_node() -> dict[str, dict[str, float]]:
     """Return the free resources by node id; Ray has no public call for this."""
     from ray._private.state import available_resources_per_node
 
-    found: dict[str, dict[str, float]] = available_resources_per_node()
-    return found
+    resources: dict[str, dict[str, float]] = available_resources_per_node()
+    return resources
 
 
 def make_group(
     full: str, place: PlacementRequest, ids: Collection[str] | None, target: str | None
 ) -> Any:
-    """Create a group of that name, replacing an unused one.
+    """Create a placement group of that name, replacing an unused one.
 
-    `ids`: of the nodes it may use; `target`: the best one.
+    `ids`: of the nodes that it may use; `target`: the best one.
     """
     from ray.util.placement_group import placement_group
 
     remove_group(full)
-    asked = {"CPU": place.cpus, "GPU": float(place.cards), "memory": float(place.memory_bytes)}
+    resources = {"CPU": place.cpus, "GPU": float(place.cards), "memory": float(place.memory_bytes)}
+    bundle = {name: amount for name, amount in resources.items() if amount} or {"CPU": 0.001}
+    if ids is None:
+        selector = None
+    else:
+        selector = [{NODE_ID: f"in({','.join(sorted(ids))})"}]
     return placement_group(
-        [{name: amount for name, amount in asked.items() if amount} or {"CPU": 0.001}],
+        [bundle],
         strategy="STRICT_PACK",
         name=full,
         lifetime="detached",
         _soft_target_node_id=target,
-        bundle_label_selector=None if ids is None else [{NODE_ID: f"in({','.join(sorted(ids))})"}],
+        bundle_label_selector=selector,
     )
 
 
@@ -247,18 +262,19 @@ def groups_by_name() -> dict[str, str]:
 
 
 def actor_names(hive: str) -> list[str]:
+    """Return the replicas of a hive that have an actor or a placement group."""
     from ray.util import list_named_actors
 
     prefix = actor_name(hive, "")
-    found = {*list_named_actors(all_namespaces=False), *groups_by_name()}
-    return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix))
+    names = {*list_named_actors(all_namespaces=False), *groups_by_name()}
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
 # Functions that need Ray, in a process of their own
 
 
 def ask_ray(
-    function: Callable[..., Any], *args: Any, asked: str, wait_s: float, hint: str | None = None
+    function: Callable[..., Any], *args: Any, subject: str, wait_s: float, hint: str | None = None
 ) -> Any:
     """Return what the function returns in a child process, or raise its error.
 
@@ -277,23 +293,24 @@ def ask_ray(
         )
         document = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        raise EngineError(f"{asked} did not answer within {wait_s:g} s", hint=hint) from None
+        raise EngineError(f"{subject} did not answer within {wait_s:g} s", hint=hint) from None
     except ValueError:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [
-            f"exit code {done.returncode}"
-        ]
-        raise EngineError(f"{asked} cannot be queried: {lines[-1][:200]}", hint=hint) from None
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        why = lines[-1] if lines else f"exit code {done.returncode}"
+        raise EngineError(f"{subject} cannot be queried: {why[:200]}", hint=hint) from None
     if "error" in document:
         raise error_of(document)
     return document["answer"]
 
 
-def error_of(words: Mapping[str, Any]) -> SkepError:
-    return _ERRORS.get(words["exit_code"], EngineError)(words["error"], hint=words["hint"])
+def error_of(document: Mapping[str, Any]) -> SkepError:
+    """Return the error that a child process or a driver has reported."""
+    kind = _ERRORS.get(document["exit_code"], EngineError)
+    return kind(document["error"], hint=document["hint"])
 
 
 def main() -> None:
-    """Be the child process. What Ray prints goes to stderr."""
+    """Run as the child process. What Ray prints goes to stderr."""
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     module, _, function = sys.argv[1].partition(":")

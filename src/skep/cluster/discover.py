@@ -1,6 +1,6 @@
-"""Asks a cluster for its nodes and replicas, through a child that imports ray.
+"""Asks a cluster for its nodes and replicas, through a child process that imports ray.
 
-Silent nodes are listed, with why.
+Nodes that do not answer are listed with the reason.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ from skep.wire.json_pipe import Message, from_document, to_document
 SURVEY_S = 90.0
 STATUS_S = 60.0
 STANDING_S = 3.0
-LOOK_S = 20.0  # for all nodes together: they are asked in parallel
+LOOK_S = 20.0  # for all nodes together: their tasks run in parallel
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
 WITHIN = ("fake", "simulated")  # part of skep
 _SHOWN = ("name", "model", "state", "why", "slots", "url")
@@ -45,10 +46,15 @@ def survey(address: str, *, hive: str | None = None) -> ClusterSurvey:
     """Return the nodes and the replicas of `hive`. It takes seconds."""
     require_ray()
     checked_connection(address)
-    asked = f"the cluster at {address}"
-    hint = "`skep cluster status` may say more"
-    told = ask_ray(survey_here, address, hive, asked=asked, wait_s=SURVEY_S, hint=hint)
-    cluster_survey: ClusterSurvey = from_document(told, ClusterSurvey)
+    document = ask_ray(
+        survey_here,
+        address,
+        hive,
+        subject=f"the cluster at {address}",
+        wait_s=SURVEY_S,
+        hint="`skep cluster status` may say more",
+    )
+    cluster_survey: ClusterSurvey = from_document(document, ClusterSurvey)
     return cluster_survey
 
 
@@ -57,7 +63,7 @@ def ask_status(address: str) -> Message:
     require_ray()
     checked_connection(address)
     message: Message = ask_ray(
-        status_here, address, asked=f"the cluster at {address}", wait_s=STATUS_S
+        status_here, address, subject=f"the cluster at {address}", wait_s=STATUS_S
     )
     return message
 
@@ -70,44 +76,57 @@ def survey_here(address: str, hive: str | None) -> Message:
     import ray
 
     context = ray.get_runtime_context()
-    nodes = _looked_at(named_apart(living_nodes()))
-    standing = () if hive is None else _standing(hive)
     cluster_survey = ClusterSurvey(
-        context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing
+        address=context.gcs_address,
+        ray=ray.__version__,
+        nodes=_read_facts(named_apart(living_nodes())),
+        here=context.get_node_id(),
+        standing=() if hive is None else _standing(hive),
     )
     ray.shutdown()
     return to_document(cluster_survey)
 
 
-def _looked_at(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Return the nodes with their facts, or with why there are none."""
+def _read_facts(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes with their facts, or with the reason why there are none."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(look)
-    asked = []
+    requests = []
     for node in nodes:
-        node_affinity_scheduling_strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        asked.append(
-            task.options(
-                num_cpus=0, max_retries=0, scheduling_strategy=node_affinity_scheduling_strategy
-            ).remote()
+        on_node = task.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )
-    done, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ((), ())
-    found = []
-    for node, answer in zip(nodes, asked, strict=True):
+        requests.append(on_node.remote())
+    done = _wait_for(requests, LOOK_S)
+    surveyed = []
+    for node, answer in zip(nodes, requests, strict=True):
         if answer not in done:
-            found.append(replace(node, why=f"does not answer within {LOOK_S:g} s"))
+            surveyed.append(replace(node, why=f"does not answer within {LOOK_S:g} s"))
             continue
         try:
-            found.append(told_by(node, ray.get(answer)))
+            surveyed.append(with_facts(node, ray.get(answer)))
         except Exception as error:
-            found.append(replace(node, why=_why(error)))
-    return tuple(found)
+            surveyed.append(replace(node, why=_why(error)))
+    return tuple(surveyed)
 
 
-def told_by(node: Node, document: Message) -> Node:
-    """Add the facts if the node runs this version of skep.
+def _wait_for(requests: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+    """Return the requests that are answered in time."""
+    import ray
+
+    if not requests:
+        return ()
+    done: Sequence[Any]
+    done, _ = ray.wait(requests, num_returns=len(requests), timeout=timeout_s)
+    return done
+
+
+def with_facts(node: Node, document: Message) -> Node:
+    """Return a node with its facts if it runs this version of skep, else with the reason.
 
     GPUs that Ray does not assign are left out.
     """
@@ -127,35 +146,35 @@ def _why(error: Exception) -> str:
         return f"runs another version than skep {__version__}"
     if "skep" in missing:
         return "has no skep in its Ray environment"
-    return f"cannot run a task of skep: {(lines[-1] if lines else type(error).__name__)[:200]}"
+    last_line = lines[-1] if lines else type(error).__name__
+    return f"cannot run a task of skep: {last_line[:200]}"
 
 
 def _standing(hive: str) -> tuple[Launch, ...]:
     """Return the running replicas of a hive."""
-    found = []
-    for told in _described(actor_name(hive, "")):
+    launches = []
+    for description in _described(actor_name(hive, "")):
         with contextlib.suppress(LookupError, msgspec.ValidationError):  # of another version
-            found.append(from_document(told["launch"], Launch))
-    return tuple(found)
+            launches.append(from_document(description["launch"], Launch))
+    return tuple(launches)
 
 
 def _described(part: str) -> list[Message]:
-    """Return what the replica actors say of themselves whose name has this part; without those
-    that do not answer.
+    """Return the descriptions of the replica actors whose name has this part, without those that
+    do not answer.
     """
     import ray
 
-    asked = []
+    requests = []
     for name in ray.util.list_named_actors():
         if part in name:
-            with contextlib.suppress(ValueError):  # gone meanwhile
-                asked.append(ray.get_actor(name).describe.remote())
-    done, _ = ray.wait(asked, num_returns=len(asked), timeout=STANDING_S) if asked else ((), ())
-    found = []
-    for answer in done:
+            with contextlib.suppress(ValueError):  # ended meanwhile
+                requests.append(ray.get_actor(name).describe.remote())
+    descriptions = []
+    for answer in _wait_for(requests, STANDING_S):
         with contextlib.suppress(Exception):  # it died meanwhile
-            found.append(ray.get(answer))
-    return found
+            descriptions.append(ray.get(answer))
+    return descriptions
 
 
 def status_here(address: str) -> Message:
@@ -165,20 +184,19 @@ def status_here(address: str) -> Message:
     context = ray.get_runtime_context()
     replicas = _described(actor_name("", ""))
     rows = rows_of(ray.nodes(), free_by_node(), replicas)
-    here = context.get_node_id()
-    # Machine, process.
+    own_id = context.get_node_id()
     owners = {
         replica["hive"]: replica["owner"] and replica["owner"].rpartition(":")[0]
         for replica in replicas
-    }
-    told = {
+    }  # their machine and process
+    status = {
         "address": context.gcs_address,
         "ray": ray.__version__,
         "hives": [{"name": name, "gateway": owner} for name, owner in sorted(owners.items())],
-        "nodes": [{**row, "here": row["id"] == here} for row in rows],
+        "nodes": [{**row, "here": row["id"] == own_id} for row in rows],
     }
     ray.shutdown()
-    return told
+    return status
 
 
 def rows_of(
@@ -189,29 +207,32 @@ def rows_of(
     `replicas`: as their actors describe them.
     """
     alive = nodes_of(nodes, free)
-    here = {(node.name, node.address) for node in alive}
+    living = {(node.name, node.address) for node in alive}
     lost = nodes_of([{**node, "Alive": True} for node in nodes if not node["Alive"]], {})
-    gone = {
-        (node.name, node.address): node for node in lost if (node.name, node.address) not in here
+    dead = {
+        (node.name, node.address): node for node in lost if (node.name, node.address) not in living
     }
+    ordered = sorted(replicas, key=lambda replica: (replica["hive"], replica["row"]["name"]))
     rows = []
-    for node in (*named_apart(alive), *gone.values()):
-        standing = [
-            {
-                "hive": replica["hive"],
-                **{key: {**replica["launch"], **replica["row"]}.get(key) for key in _SHOWN},
-            }
-            for replica in sorted(replicas, key=lambda one: (one["hive"], one["row"]["name"]))
-            if replica["row"].get("node_id") == node.id
-        ]
-        told = {
+    for node in (*named_apart(alive), *dead.values()):
+        row = {
             **msgspec.to_builtins(node),
-            "alive": node not in gone.values(),
-            "replicas": standing,
+            "alive": node not in dead.values(),
+            "replicas": [
+                _replica_row(replica)
+                for replica in ordered
+                if replica["row"].get("node_id") == node.id
+            ],
         }
-        del told["facts"], told["why"]
-        rows.append(told)
+        del row["facts"]
+        del row["why"]
+        rows.append(row)
     return rows
+
+
+def _replica_row(replica: Message) -> Message:
+    fields = {**replica["launch"], **replica["row"]}
+    return {"hive": replica["hive"], **{name: fields.get(name) for name in _SHOWN}}
 
 
 # On each node
@@ -219,52 +240,50 @@ def rows_of(
 
 def look() -> Message:
     """Return the facts of this node."""
-    with (
-        ThreadPoolExecutor() as pool
-    ):  # nvidia-smi takes seconds if nothing keeps the driver loaded
+    # In threads: nvidia-smi takes seconds if nothing keeps the driver loaded.
+    with ThreadPoolExecutor() as pool:
         cards_read = pool.submit(read_nvidia)
         memory_read = pool.submit(read_gpu_memory)
         engines = installed_engines()
         host = read_host(cards_read.result())
         memory = memory_read.result()
     used = {gpu.index: gpu.used_bytes for gpu in memory}
-    lent = lendable(host.gpus, memory, _of_the_node("CUDA_VISIBLE_DEVICES"))
+    assignable = lendable(host.gpus, memory, _initial_variable("CUDA_VISIBLE_DEVICES"))
     facts = NodeFacts(
         cores=host.cpu_cores,
         memory_bytes=host.memory_bytes,
         cards=tuple(
-            NodeCard(**msgspec.structs.asdict(gpu), used_bytes=used.get(gpu.index)) for gpu in lent
+            NodeCard(**msgspec.structs.asdict(gpu), used_bytes=used.get(gpu.index))
+            for gpu in assignable
         ),
         skep=__version__,
         engines=engines,
-        links=links_among([gpu.index for gpu in lent], host.links),
+        links=links_among([gpu.index for gpu in assignable], host.links),
     )
-    told: dict[str, object] = msgspec.to_builtins(facts)
-    return told
+    document: dict[str, object] = msgspec.to_builtins(facts)
+    return document
 
 
 def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuCard], visible: str | None) -> list[Gpu]:
     """Return the GPUs in the order in which Ray assigns them, that of CUDA_VISIBLE_DEVICES."""
     if not memory:
         return list(gpus)
-    known = {gpu.index: gpu for gpu in gpus}
+    by_index = {gpu.index: gpu for gpu in gpus}
     numbers = dict.fromkeys(gpu.index for gpu in visible_gpus(memory, visible))
-    return [known[number] for number in numbers if number in known]
+    return [by_index[number] for number in numbers if number in by_index]
 
 
 def links_among(
     cards: Sequence[int], links: Sequence[tuple[int, int, str]]
 ) -> tuple[tuple[int, int, str], ...]:
-    """Return the links with card numbers replaced by positions in `cards`, without links to other
-    cards.
-    """
+    """Return the links among these GPUs, with their numbers replaced by positions in `cards`."""
     ranks = {card: rank for rank, card in enumerate(cards)}
-    kept = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
-    return tuple((min(a, b), max(a, b), kind) for a, b, kind in kept)
+    among = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
+    return tuple((min(a, b), max(a, b), kind) for a, b, kind in among)
 
 
-def _of_the_node(name: str) -> str | None:
-    """Return a variable from the start of this process: Ray changes it for each task."""
+def _initial_variable(name: str) -> str | None:
+    """Return a variable as it was when this process started: Ray changes it for each task."""
     with contextlib.suppress(OSError):
         for word in reversed(Path("/proc/self/environ").read_bytes().split(b"\0")):
             if word.startswith(f"{name}=".encode()):
@@ -273,10 +292,10 @@ def _of_the_node(name: str) -> str | None:
 
 
 def installed_engines() -> dict[str, str | None]:
-    found: dict[str, str | None] = dict.fromkeys(WITHIN)
+    versions: dict[str, str | None] = dict.fromkeys(WITHIN)
     if find_spec("xllamacpp") is not None:
-        found["embedded"] = engine_named("embedded").version()
+        versions["embedded"] = engine_named("embedded").version()
     for name in PROGRAMS:
         with contextlib.suppress(UserError):
-            found[name] = version_of(find_program(name))
-    return found
+            versions[name] = version_of(find_program(name))
+    return versions

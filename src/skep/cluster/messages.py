@@ -1,6 +1,6 @@
-"""What supervisor, Ray driver and replica actors tell each other.
+"""The messages between supervisor, Ray driver and replica actors.
 
-Through Ray go documents: versions may differ.
+What goes through Ray is sent as plain documents: versions of skep may differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from skep.supervisor.lifecycle import RestartPolicy
 
 
 class ReplicaReport(Struct, frozen=True):
-    """A replica as its actor reports it; or as the driver does while it has no actor."""
+    """A replica as its actor reports it, or the driver while it has no actor."""
 
     name: str
     state: str
@@ -44,7 +44,7 @@ class DriverSetup(Struct, frozen=True, tag_field="op", tag="setup"):
 
 
 class WantReplicas(Struct, frozen=True, tag_field="op", tag="wanted"):
-    """All that are wanted; others are ended. Sent again with each change."""
+    """All replicas that are to run; others are ended. Sent again with each change."""
 
     launches: tuple[Launch, ...]
 
@@ -60,7 +60,7 @@ class EndReplica(Struct, frozen=True, tag_field="op", tag="end"):
 
 
 class ReadLog(Struct, frozen=True, tag_field="op", tag="log"):
-    """The last lines, or what came since `offset`."""
+    """Ask for the last lines of a log, or for what was written since `offset`."""
 
     name: str
     offset: int | None

@@ -1,4 +1,4 @@
-"""Starts and stops a Ray node here: ends only what skep started."""
+"""Starts and stops a Ray node on this machine. Ends only processes that skep started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from skep.cluster import connect
 from skep.cluster import ray_processes as local
@@ -38,7 +37,7 @@ def start_head(
     ports = checked_ports(port)
     _check_machine(address)
     _make_way(paths)
-    if local.stored_token(paths) is None:  # a new head keeps the one that the other nodes have
+    if local.stored_token(paths) is None:  # a new head keeps the token that the other nodes have
         local.keep_token(paths, secrets.token_hex(32))
     return _start(paths, env, f"{address}:{ports.first}", address, ports, options, is_head=True)
 
@@ -57,12 +56,10 @@ def join_head(
     connect.require_ray()
     connect.check_address(head)
     if host in (LOOPBACK, "localhost"):
-        hint = (
-            "run `skep cluster start --address IP` on its machine, with an address that this "
-            "machine reaches"
-        )
         raise UserError(
-            f"the cluster at {head} listens on loopback only: no other machine can join", hint=hint
+            f"the cluster at {head} listens on loopback only: no other machine can join",
+            hint="run `skep cluster start --address IP` on its machine, with an address that this "
+            "machine reaches",
         )
     if address is None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
@@ -77,32 +74,30 @@ def join_head(
     ports = checked_ports(port or head_port)
     _check_machine(address)
     _make_way(paths)
-    kept = local.stored_token(paths)
-    token = token or kept
+    stored = local.stored_token(paths)
+    token = token or stored
     if token is None:
-        bring = (
-            f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` copies it"
+        copy = f"ssh {host} skep cluster token | skep cluster join {head} --token-file -"
+        raise UserError(
+            f"the token of the cluster at {head} is not stored here", hint=f"`{copy}` copies it"
         )
-        raise UserError(f"the token of the cluster at {head} is not stored here", hint=bring)
     local.keep_token(paths, token)
     try:
         return _start(paths, env, head, address, ports, options, is_head=False)
-    except BaseException:  # what was refused is not kept
-        if kept is None:
+    except BaseException:  # a token that was refused is not stored
+        if stored is None:
             local.token_path(paths).unlink()
         else:
-            local.keep_token(paths, kept)
+            local.keep_token(paths, stored)
         raise
 
 
 def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
     """Stop the node. Return it (None if there is none) and the processes that had to be killed."""
     node = local.read_node(paths)
-    killed = []
     if node is not None and not local.marked(node.mark):
         node = None
-    if node is not None:
-        killed = local.end(node.mark)
+    killed = [] if node is None else local.end(node.mark)
     local.record_path(paths).unlink(missing_ok=True)
     return node, killed
 
@@ -111,18 +106,21 @@ def _make_way(paths: Paths) -> None:
     """End what outlived a dead raylet. Raise UserError where a node still runs: only the user
     knows whether it may end.
 
-    Its raylet may be gone, for memory: the other nodes would meet a new head, and end themselves.
+    A head whose raylet was killed, for want of memory, still runs: with a new head here, the other
+    nodes would end themselves.
     """
     node = local.read_node(paths)
-    if node is None or not (left := set(local.marked(node.mark).values())):
+    if node is None:
         return
-    if left & {"raylet", "gcs_server"}:
-        hint = (
-            "`skep cluster status` shows it; `skep cluster stop` leaves it and ends its "
-            "replicas on this machine"
+    remaining = set(local.marked(node.mark).values())
+    if remaining & {"raylet", "gcs_server"}:
+        raise UserError(
+            f"this machine is already a node of the cluster at {node.head}",
+            hint="`skep cluster status` shows it; `skep cluster stop` leaves it and ends its "
+            "replicas on this machine",
         )
-        raise UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
-    stop_node(paths)
+    if remaining:
+        stop_node(paths)
 
 
 # The node
@@ -135,8 +133,8 @@ def _check_machine(address: str) -> None:
             "a node of a cluster needs Linux",
             hint="`skep up` serves on this machine without a cluster",
         )
-    refused = refusal_of(address, 0)
-    if refused is not None and is_final(refused):
+    bind_error = refusal_of(address, 0)
+    if bind_error is not None and is_final(bind_error):
         raise UserError(
             f"{address} is not an address of this machine",
             hint="`ip -4 -brief address` lists them",
@@ -153,14 +151,7 @@ def _start(
     *,
     is_head: bool,
 ) -> NodeRecord:
-    host = address if address == LOOPBACK else ""  # as Ray binds them
-    deadline = time.monotonic() + FREED_S
-    for own_port in (*([ports.first] if is_head else []), *ports.services.values()):
-        while refusal_of(host, own_port) is not None:
-            if time.monotonic() > deadline:
-                hint = f"choose another first port with --port; Ray and the engines use {ports}"
-                raise UserError(f"port {own_port} is in use", hint=hint)
-            time.sleep(0.1)
+    _wait_for_ports(address, ports, is_head=is_head)
     folder = local.folder_of(paths)
     make_runtime(folder.parent)
     shutil.rmtree(folder, ignore_errors=True)  # logs and sockets of a start before this one
@@ -169,11 +160,11 @@ def _start(
     mark = secrets.token_hex(8)
     node = NodeRecord(head, address, is_head, name, str(ports), mark)
     local.write_node(paths, node)
-    words = local.arguments(node, options, ports, folder, has_client=find_spec("grpc") is not None)
+    has_client = find_spec("grpc") is not None
+    arguments = local.arguments(node, options, ports, folder, has_client=has_client)
+    environment = local.environment(node, ports, local.token_path(paths), env)
     try:
-        _ray_start(
-            head, words, local.environment(node, ports, local.token_path(paths), env), folder
-        )
+        _ray_start(head, arguments, environment, folder)
     except BaseException:
         local.end(mark, patience_s=2.0)
         local.record_path(paths).unlink(missing_ok=True)
@@ -181,16 +172,26 @@ def _start(
     return node
 
 
-def _ray_start(head: str, words: list[str], env: Mapping[str, str], folder: Path) -> None:
-    argv = [sys.executable, "-m", "ray.scripts.scripts", *words]
+def _wait_for_ports(address: str, ports: Ports, *, is_head: bool) -> None:
+    """Raise UserError for a port that stays in use."""
+    host = address if address == LOOPBACK else ""  # as Ray binds them
+    needed_ports = [*ports.services.values()]
+    if is_head:
+        needed_ports.insert(0, ports.first)
+    deadline = time.monotonic() + FREED_S
+    for port in needed_ports:
+        while refusal_of(host, port) is not None:
+            if time.monotonic() > deadline:
+                hint = f"choose another first port with --port; Ray and the engines use {ports}"
+                raise UserError(f"port {port} is in use", hint=hint)
+            time.sleep(0.1)
+
+
+def _ray_start(head: str, arguments: list[str], env: Mapping[str, str], folder: Path) -> None:
+    argv = [sys.executable, "-m", "ray.scripts.scripts", *arguments]
     log = folder.parent / "ray-start.log"
     with log.open("w+") as output:
         try:
-            streams: dict[str, Any] = {
-                "stdin": subprocess.DEVNULL,
-                "stdout": output,
-                "stderr": subprocess.STDOUT,
-            }
             done = subprocess.run(
                 argv,
                 env=env,
@@ -198,7 +199,9 @@ def _ray_start(head: str, words: list[str], env: Mapping[str, str], folder: Path
                 timeout=START_S,
                 check=False,
                 start_new_session=True,
-                **streams,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
         except subprocess.TimeoutExpired:
             raise EngineError(
@@ -210,9 +213,9 @@ def _ray_start(head: str, words: list[str], env: Mapping[str, str], folder: Path
 
 
 def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
+    """Return the error of a start that failed, by what Ray printed."""
     if "AuthenticationError" in text or "ersion mismatch" in text:
         return connect.explained(head, RuntimeError(text))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return EngineError(
-        f"Ray did not start: {(lines or ['no message'])[-1][:200]}", hint=f"see {log}"
-    )
+    last_line = lines[-1] if lines else "no message"
+    return EngineError(f"Ray did not start: {last_line[:200]}", hint=f"see {log}")

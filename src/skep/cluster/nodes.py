@@ -1,4 +1,4 @@
-"""The nodes of a cluster: facts, what is free, and which would take which replica before Ray
+"""The nodes of a cluster: facts, what is free, and which node would take which replica before Ray
 places it. Pure.
 """
 
@@ -27,7 +27,7 @@ class NodeCard(Gpu, frozen=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What a task of skep found on the node itself."""
+    """What a task of skep has read on the node itself."""
 
     cores: int
     memory_bytes: int | None
@@ -40,7 +40,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 class Node(msgspec.Struct, frozen=True):
     """One node with the resources that Ray counts.
 
-    `facts` is None if nobody looked or looking failed (`why`).
+    `facts` is None if they were not read, or could not be (`why`).
     """
 
     id: str
@@ -70,7 +70,7 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The GPUs of the node, such as `2x NVIDIA GeForce RTX 3090`.
+        """Return the GPUs of the node in words, such as `2x NVIDIA GeForce RTX 3090`.
 
         Nodes of one kind get the same plan.
         """
@@ -83,11 +83,11 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> set[str]:
-        """Its name, also the one it has among nodes that share it."""
+        """Return its name, and the one that it has among nodes that share it."""
         return {self.name, f"{self.name}-{self.id[:6]}"}
 
     def has_room(self, place: PlacementRequest) -> bool:
-        """Return whether it has the requested resources free."""
+        """Return whether the requested resources are free."""
         return (
             place.cards <= self.free_gpus + _EPSILON
             and place.cpus <= self.free_cpus + _EPSILON
@@ -95,13 +95,13 @@ class Node(msgspec.Struct, frozen=True):
         )
 
     def without(self, place: PlacementRequest) -> Node:
-        """Return it with what is free beside one more replica."""
-        left = (
-            self.free_gpus - place.cards,
-            self.free_cpus - place.cpus,
-            self.free_memory_bytes - place.memory_bytes,
+        """Return the node with what one more replica leaves free."""
+        return replace(
+            self,
+            free_gpus=self.free_gpus - place.cards,
+            free_cpus=self.free_cpus - place.cpus,
+            free_memory_bytes=self.free_memory_bytes - place.memory_bytes,
         )
-        return replace(self, free_gpus=left[0], free_cpus=left[1], free_memory_bytes=left[2])
 
     def describe(self) -> str:
         if self.gpus:
@@ -117,16 +117,15 @@ class ClusterSurvey(msgspec.Struct, frozen=True):
     ray: str  # version
     nodes: tuple[Node, ...]
     here: str | None = None  # the id of the node that this machine is
-    standing: tuple[
-        Launch, ...
-    ] = ()  # replicas of the hive that run already, as their actors were created
+    # The replicas of the hive that run already, as their actors were created.
+    standing: tuple[Launch, ...] = ()
 
     @property
     def kinds(self) -> dict[str, list[Node]]:
-        found: dict[str, list[Node]] = {}
+        nodes_by_kind: dict[str, list[Node]] = {}
         for node in self.nodes:
-            found.setdefault(node.kind, []).append(node)
-        return found
+            nodes_by_kind.setdefault(node.kind, []).append(node)
+        return nodes_by_kind
 
 
 def can_keep_actor(old: Launch, new: Launch) -> bool:
@@ -144,29 +143,27 @@ def nodes_of(
     for row in rows:
         if not row["Alive"]:
             continue
-        has = row["Resources"]
-        left = free.get(row["NodeID"], {})
+        resources = row["Resources"]
+        free_resources = free.get(row["NodeID"], {})
         nodes.append(
             Node(
                 id=row["NodeID"],
                 name=row.get("NodeName") or row["NodeManagerAddress"],
                 address=row["NodeManagerAddress"],
-                head=HEAD in has,
-                cpus=has.get("CPU", 0.0),
-                gpus=has.get("GPU", 0.0),
-                memory_bytes=int(has.get("memory", 0)),
-                free_cpus=left.get("CPU", 0.0),
-                free_gpus=left.get("GPU", 0.0),
-                free_memory_bytes=int(left.get("memory", 0)),
+                head=HEAD in resources,
+                cpus=resources.get("CPU", 0.0),
+                gpus=resources.get("GPU", 0.0),
+                memory_bytes=int(resources.get("memory", 0)),
+                free_cpus=free_resources.get("CPU", 0.0),
+                free_gpus=free_resources.get("GPU", 0.0),
+                free_memory_bytes=int(free_resources.get("memory", 0)),
             )
         )
     return sorted(nodes, key=lambda node: (not node.head, node.name, node.id))
 
 
 def named_apart(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes with unique names: those that share one get the first letters of their
-    id.
-    """
+    """Return the nodes with unique names: a shared one gets the first letters of the node's id."""
     names = Counter(node.name for node in nodes)
     return [
         node if names[node.name] == 1 else replace(node, name=f"{node.name}-{node.id[:6]}")
@@ -197,9 +194,9 @@ def host_of(node: Node) -> HostFacts:
 
 
 def allowed(place: PlacementRequest, nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes that it may use.
+    """Return the nodes that a replica may use.
 
-    Names are as at the start; a node that came back may be there twice.
+    It names nodes as they were at its start; one that came back may be listed twice.
     """
     return [node for node in nodes if not place.nodes or node.names & set(place.nodes)]
 
@@ -222,24 +219,26 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 def busy_cards(node: Node, share: float) -> str | None:
-    """Return the cards that Ray would lend and that somebody else holds, in words; `share` of each
-    should be free.
+    """Return the GPUs that Ray would assign although others use them, in words; None: there are
+    none. `share` of each should be free.
 
-    Ray says how many it has lent, not which: so many may be full. What this misses, the replica's
-    actor finds."""
+    Ray reports how many it has assigned, not which: so many may be full. The replica's actor
+    finds what is overlooked here.
+    """
     sizes = [(card.index, card.memory_bytes, card.used_bytes) for card in node.cards]
     full = [
         f"GPU {index} ({format_bytes(whole - used)} of {format_bytes(whole)} free)"
         for index, whole, used in sizes
         if whole and used and whole - used < share * whole
     ]
-    # One that is lent in part is lent to nobody else.
-    lent = math.ceil(node.gpus - node.free_gpus - _EPSILON)
-    if len(full) <= lent:
+    # One that is assigned in part is assigned to nobody else.
+    assigned = math.ceil(node.gpus - node.free_gpus - _EPSILON)
+    if len(full) <= assigned:
         return None
-    return f"has busy cards: {', '.join(full)}" + (
-        f"; Ray assigned {lent} of them" if lent else ""
-    )
+    reason = f"has busy cards: {', '.join(full)}"
+    if assigned:
+        reason += f"; Ray assigned {assigned} of them"
+    return reason
 
 
 # What fits
@@ -248,47 +247,56 @@ def busy_cards(node: Node, share: float) -> str | None:
 def assign_nodes(places: Sequence[PlacementRequest], nodes: Sequence[Node]) -> list[str | None]:
     """Return the id of each request's node, None if none fits.
 
-    Most GPUs choose first; each goes where fewest are.
+    The largest requests choose first; each goes where the fewest replicas are.
     """
-    found: list[str | None] = [None] * len(places)
-    left = {node.id: node for node in nodes}
+    node_ids: list[str | None] = [None] * len(places)
+    remaining = {node.id: node for node in nodes}
     taken = Counter[str]()
     for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
         place = places[number]
 
         def preference(node: Node, place: PlacementRequest = place) -> tuple[float, ...]:
-            spared = bool(node.free_gpus) and not place.cards
+            wastes_gpus = bool(node.free_gpus) and not place.cards
             return (
                 taken[node.id],
-                spared,
+                wastes_gpus,
                 -node.free_gpus,
                 -node.free_cpus,
                 -node.free_memory_bytes,
             )
 
-        best = min(fitting(place, allowed(place, left.values())), key=preference, default=None)
+        best = min(
+            fitting(place, allowed(place, remaining.values())), key=preference, default=None
+        )
         if best is not None:
-            found[number], left[best.id] = best.id, best.without(place)
+            node_ids[number] = best.id
+            remaining[best.id] = best.without(place)
             taken[best.id] += 1
-    return found
+    return node_ids
 
 
 def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
+    """Return how many replicas of one kind fit on the nodes."""
     return MOST - assign_nodes([place] * MOST, nodes).count(None)
 
 
 def describe_request(place: PlacementRequest) -> str:
     """Return a request in words: `2 GPUs, 2 CPUs, 1.0 GiB of memory`."""
+    parts = []
     if place.cards:
-        parts = [f"{place.cards} GPU{'s' if place.cards > 1 else ''}"]
-    else:
-        parts = []
-    parts += [f"{place.cpus:g} CPU{'s' if place.cpus != 1 else ''}"] if place.cpus else []
-    parts += [f"{format_bytes(place.memory_bytes)} of memory"] if place.memory_bytes else []
+        plural = "s" if place.cards > 1 else ""
+        parts.append(f"{place.cards} GPU{plural}")
+    if place.cpus:
+        plural = "s" if place.cpus != 1 else ""
+        parts.append(f"{place.cpus:g} CPU{plural}")
+    if place.memory_bytes:
+        parts.append(f"{format_bytes(place.memory_bytes)} of memory")
     return ", ".join(parts) or "nothing"
 
 
 def has_words(nodes: Sequence[Node]) -> str:
-    """Return what each node has, for the first `SHOWN`."""
-    shown = "; ".join(node.describe() for node in nodes[:SHOWN])
-    return shown + (f"; and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
+    """Return in words what each node has, for the first `SHOWN`."""
+    descriptions = [node.describe() for node in nodes[:SHOWN]]
+    if len(nodes) > SHOWN:
+        descriptions.append(f"and {len(nodes) - SHOWN} more")
+    return "; ".join(descriptions)

@@ -1,13 +1,14 @@
-"""From a model's name to replicas on nodes: the plan for a kind of node, what each replica asks of
-Ray, what fits.
+"""From a model's name to replicas on nodes: the plan for a kind of node, what each replica
+requests of Ray, and what fits.
 
-Works on a survey of the cluster, without Ray. Ray places what comes out of it.
+Works on a survey of the cluster and knows nothing of Ray, which places the replicas.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -43,19 +44,19 @@ from skep.units import GIB, parse_bytes
 from skep.weights.hub import parse_hub_source
 from skep.weights.pull import installed, pull
 
-HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose weights are on cards
+HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose weights are on GPUs
 LIGHT_CPUS = 0.1  # for an engine that computes nothing
 BUSY_HINT = (
     "`nvidia-smi` there shows which process uses it; Ray may assign any card that it was "
     "started with"
 )
 ANYWHERE = PlacementRequest()
-# the file and the name of a model's weights, and with their source the memory that they and a
-# cache take on a node
+# The file and the name of a model's weights, and their source with the memory that they and a
+# cache take on a node.
 Weights = tuple[Path | None, str | None, PlacementRequest]
 MORE_ROOM_HINT = "lower --replicas, or add a node with `skep cluster join ADDRESS`"
 _LOCAL = ("/", "./", "../", "~")
-_ONE_MACHINE_ONLY = {  # by setting: what is said of it, and the hint
+_ONE_MACHINE_ONLY = {  # by setting: why it is refused, and the hint
     "on_demand": ("cannot be loaded on demand", "leave `on_demand` and `idle_unload` out"),
     "gpus": ("takes no `gpus`", "leave `gpus` (--gpus) out: Ray gives each replica its cards"),
     "engine_port": (
@@ -87,38 +88,41 @@ def place_launches(
     """Return all replicas, checked. May pull weights onto this node.
 
     `running`: the replicas at a change; None: at a start, the survey's. A table whose replicas all
-    run as they should needs no node: without another one, the nodes are not asked."""
+    run as they should needs no node: where all tables are so, there is no survey.
+    """
     starting = running is None
     standing = survey().standing if running is None else running
     launches: list[Launch] = []
     tables: list[_ServeCandidates] = []
     for serve in settings.serve:
-        for name, (what, hint) in _ONE_MACHINE_ONLY.items():
+        for name, (refusal, hint) in _ONE_MACHINE_ONLY.items():
             if getattr(serve, name):
-                raise UserError(f"`{serve.model}` on a cluster {what}", hint=hint)
+                raise UserError(f"`{serve.model}` on a cluster {refusal}", hint=hint)
         engine_named(serve.engine)
         names = tuple(f"{deploy.stem_of(serve)}-{number}" for number in range(serve.replicas))
-        kept = _kept(serve, names, paths, standing)
-        if kept is None:
+        replicas = _running_replicas(serve, names, paths, standing)
+        if replicas is None:
             table = _candidates(serve, survey(), starting=starting)
             pulls = any(
                 node.id == survey().here and node.gpus >= table.cards and node.cpus
                 for node in table.nodes
             )
             weights = weights_of(serve, paths, progress, pulls=pulls)
-            kept = _launches(table, names, weights, survey(), standing)
-            _check(kept[0], table.nodes)
-            tables.append(replace(table, launches=kept))
-        launches += kept
+            replicas = _launches(table, names, weights, survey(), standing)
+            _check(replicas[0], table.nodes)
+            tables.append(replace(table, launches=replicas))
+        launches += replicas
     launches += deploy.remote_launches(settings)
     deploy.check_names(launches)
     deploy.check_aliases(settings.aliases, launches)
     if tables:
         _check_room(tables, launches, standing, survey().nodes)
     for table in tables:
-        for one in table.left_out:
-            if one.node.gpus >= table.cards if table.cards else one.node.cpus:
-                tell(f"{one.node.name} is left out: it {one.why}")
+        for left_out in table.left_out:
+            node = left_out.node
+            would_do = node.gpus >= table.cards if table.cards else node.cpus > 0
+            if would_do:
+                tell(f"{node.name} is left out: it {left_out.why}")
     return tuple(launches)
 
 
@@ -128,54 +132,72 @@ def _check_room(
     standing: Sequence[Launch],
     nodes: Sequence[Node],
 ) -> None:
-    """Raise DoesNotFit where what is new has no room.
+    """Raise DoesNotFit where new replicas have no room.
 
-    Where something goes or changes too, what is new waits for it.
+    Where others are removed or changed too, the new ones wait for their room instead.
     """
     before = {launch.name: launch for launch in standing if launch.place is not None}
-    stay = {
+    unchanged = {
         launch.name
         for launch in launches
         if launch.name in before and can_keep_actor(before[launch.name], launch)
     }
-    if stay != before.keys():
+    if unchanged != before.keys():
         return
     new = {
         launch.name: launch.place
         for launch in launches
-        if launch.name not in stay and launch.place is not None
+        if launch.name not in unchanged and launch.place is not None
     }
-    placed = dict(zip(new, assign_nodes(list(new.values()), nodes), strict=True))
+    node_ids = dict(zip(new, assign_nodes(list(new.values()), nodes), strict=True))
     for table in tables:
-        row = table.launches
-        place = table.launches[0].place
-        if place is not None and any(placed.get(one.name, "") is None for one in row):
-            runs = sum(one.name in stay for one in row)
-            asked = f"{len(row)} replicas of `{table.serve.model}`" + (
-                f", of which {runs} run" if runs else ""
-            )
-            fits = sum(placed.get(one.name) is not None for one in row)
-            each = f"each needs {describe_request(place)}"
-            if table.cards > 1:
-                fewer = "lower --tp, "
-            elif table.cards:
-                fewer = ""
-            else:
-                fewer = "--threads N asks for fewer CPUs; "
-            raise _no_room(asked, fits, each, table.nodes, table.left_out, fewer)
+        _check_table_room(table, unchanged, node_ids)
+
+
+def _check_table_room(
+    table: _ServeCandidates, unchanged: Collection[str], node_ids: Mapping[str, str | None]
+) -> None:
+    """Raise DoesNotFit where a new replica of the table has no node.
+
+    `node_ids`: of the new replicas; None: there is no room.
+    """
+    launches = table.launches
+    place = launches[0].place
+    has_room = all(node_ids.get(launch.name, "") is not None for launch in launches)
+    if place is None or has_room:
+        return
+    runs = sum(launch.name in unchanged for launch in launches)
+    request = f"{len(launches)} replicas of `{table.serve.model}`"
+    if runs:
+        request += f", of which {runs} run"
+    if table.cards > 1:
+        fewer = "lower --tp, "
+    elif table.cards:
+        fewer = ""
+    else:
+        fewer = "--threads N asks for fewer CPUs; "
+    raise _no_room(
+        request,
+        room=sum(node_ids.get(launch.name) is not None for launch in launches),
+        need=f"each needs {describe_request(place)}",
+        nodes=table.nodes,
+        left_out=table.left_out,
+        fewer=fewer,
+    )
 
 
 def _no_room(
-    asked: str,
+    request: str,
     room: int,
-    each: str,
+    need: str,
     nodes: Sequence[Node],
     left_out: Sequence[LeftOut],
     fewer: str = "",
 ) -> DoesNotFit:
-    had = "; ".join((has_words(nodes), *map(str, left_out)))
+    described_nodes = "; ".join((has_words(nodes), *map(str, left_out)))
     return DoesNotFit(
-        f"{asked}, there is room for {room}: {each}; {had}", hint=fewer + MORE_ROOM_HINT
+        f"{request}, there is room for {room}: {need}; {described_nodes}",
+        hint=fewer + MORE_ROOM_HINT,
     )
 
 
@@ -187,9 +209,10 @@ def path_of(serve: Serve) -> str | None:
     if serve.engine in NO_WEIGHTS or serve.engine == "ollama":
         return None
     named = serve.checkpoint or serve.model
-    file = named.endswith(".gguf") and ":" not in named
     path = Path(os.path.expanduser(named))  # noqa: PTH111 - leaves `~nobody` as it is
-    if file or named.startswith(_LOCAL) or (serve.engine not in READ_GGUF and path.is_dir()):
+    is_file_name = named.endswith(".gguf") and ":" not in named
+    is_folder = serve.engine not in READ_GGUF and path.is_dir()
+    if is_file_name or is_folder or named.startswith(_LOCAL):
         return str(path.absolute())
     return None
 
@@ -201,29 +224,44 @@ def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: boo
     """
     if serve.engine in NO_WEIGHTS:
         return None, None, ANYWHERE
-    named = serve.checkpoint or serve.model
     shared = path_of(serve)
-    here = shared is not None and Path(shared).exists()
     if serve.engine not in READ_GGUF:
-        return None, deploy.weights_named(serve) if here or shared is None else shared, ANYWHERE
-    if shared is not None:
-        path = Path(shared)
-        return path, shared, PlacementRequest(memory_bytes=_held(serve, path) if here else 0)
+        return None, _checkpoint_name(serve, shared), ANYWHERE
+    if shared is None:
+        return _pulled_weights(serve, paths, progress, pulls=pulls)
+    path = Path(shared)
+    memory_bytes = _memory_bytes(serve, path) if path.exists() else 0
+    return path, shared, PlacementRequest(memory_bytes=memory_bytes)
+
+
+def _checkpoint_name(serve: Serve, shared: str | None) -> str | None:
+    """Return what an engine that reads no GGUF is given; a path may exist on other nodes only."""
+    if shared is not None and not Path(shared).exists():
+        return shared
+    return deploy.weights_named(serve)
+
+
+def _pulled_weights(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: bool) -> Weights:
+    """Return the weights of a model that each node pulls itself."""
+    named = serve.checkpoint or serve.model
     model = find_pullable(named)
     if model is None and not pulls and parse_hub_source(named) is not None:
         return None, named, PlacementRequest(source=named)
-    if pulls or model is None:  # a name that nobody knows is refused here
-        own: Path | None = pull(named, cache_dir=paths.cache, progress=progress).path
+    if pulls or model is None:  # an unknown name is refused here
+        local: Path | None = pull(named, cache_dir=paths.cache, progress=progress).path
     else:
-        own = installed(model.id, paths.cache)
-    if own is not None:
-        memory = _held(serve, own)
+        local = installed(model.id, paths.cache)
+    if local is not None:
+        memory_bytes = _memory_bytes(serve, local)
+    elif model is not None:
+        memory_bytes = model.gguf_bytes
     else:
-        memory = model.gguf_bytes if model is not None else 0
-    return None, named, PlacementRequest(source=named, memory_bytes=memory)
+        memory_bytes = 0
+    return None, named, PlacementRequest(source=named, memory_bytes=memory_bytes)
 
 
-def _held(serve: Serve, path: Path) -> int:
+def _memory_bytes(serve: Serve, path: Path) -> int:
+    """Return the memory that the weights of a GGUF file and their cache take."""
     return (deploy.check_gguf(serve, path) or 0) + deploy.size_of(path)
 
 
@@ -231,18 +269,18 @@ def _held(serve: Serve, path: Path) -> int:
 
 
 def _candidates(serve: Serve, survey: ClusterSurvey, *, starting: bool) -> _ServeCandidates:
-    """Return the nodes that can run it, whatever is free there.
+    """Return the nodes that can run a table, whatever is free there.
 
-    When `starting`, GPUs in use by others are left out.
+    When `starting`, nodes whose GPUs others use are left out.
     """
     of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
     if not of_kind:
-        what = (
-            f"the cluster has no node of the kind {serve.kind} that `{serve.model}` was planned "
-            "for"
-        )
         kinds = ", ".join(survey.kinds) or "no node at all"
-        raise DoesNotFit(what, hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans again")
+        raise DoesNotFit(
+            f"the cluster has no node of the kind {serve.kind} "
+            f"that `{serve.model}` was planned for",
+            hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans again",
+        )
     lacks = [(node, _lack(serve, node)) for node in of_kind]
     left_out = tuple(LeftOut(node, lack) for node, lack in lacks if lack is not None)
     nodes = tuple(node for node, lack in lacks if lack is None)
@@ -266,33 +304,38 @@ def split_busy(
     nodes: Iterable[Node], share: float
 ) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
     """Return the nodes whose GPUs are free, `share` of each, and those whose GPUs others use."""
-    words = [(node, busy_cards(node, share)) for node in nodes]
-    busy = tuple(LeftOut(node, why) for node, why in words if why is not None)
-    return tuple(node for node, why in words if why is None), busy
+    reasons = [(node, busy_cards(node, share)) for node in nodes]
+    busy = tuple(LeftOut(node, reason) for node, reason in reasons if reason is not None)
+    return tuple(node for node, reason in reasons if reason is None), busy
 
 
-def _kept(
+def _running_replicas(
     serve: Serve, names: Sequence[str], paths: Paths, standing: Sequence[Launch]
 ) -> tuple[Launch, ...] | None:
-    """Return its replicas where they run, or None if one is new or changed and needs a node."""
-    stand = {launch.name: launch for launch in standing if launch.place is not None}
-    if not stand.keys() >= set(names):
+    """Return a table's replicas where they run; None: one is new or changed and needs a node."""
+    running = {launch.name: launch for launch in standing if launch.place is not None}
+    if not running.keys() >= set(names):
         return None
     path, checkpoint, _ = weights_of(serve, paths, lambda _done, _total: None, pulls=False)
-    row = []
-    for old in map(stand.__getitem__, names):
+    launches = []
+    for name in names:
+        old = running[name]
         assert old.place is not None
-        each = serve.threads or (
-            0 if old.place.cards or serve.engine in NO_WEIGHTS else old.threads
-        )
-        new = deploy.launch_of(serve, old.name, path, checkpoint, threads=each)
+        if serve.threads:
+            threads = serve.threads
+        elif old.place.cards or serve.engine in NO_WEIGHTS:
+            threads = 0
+        else:
+            threads = old.threads
+        new = deploy.launch_of(serve, old.name, path, checkpoint, threads=threads)
         if not can_keep_actor(old, new):
             return None
-        row.append(replace(new, place=old.place))
-    return tuple(row)
+        launches.append(replace(new, place=old.place))
+    return tuple(launches)
 
 
 def _lack(serve: Serve, node: Node) -> str | None:
+    """Return what a node lacks to run a table; None: nothing."""
     if node.facts is None:
         return node.why or "was not queried"
     if serve.binary is None and serve.engine not in node.engines:
@@ -306,16 +349,13 @@ def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
     Without GPUs in the cluster, an engine for one GPU uses the CPU.
     """
     cards = serve.options.cards
-    most = max(node.gpus for node in nodes)
-    if not deploy.on_cards(serve) or (not most and cards == 1):
+    largest = max(node.gpus for node in nodes)
+    if not deploy.on_cards(serve) or (not largest and cards == 1):
         return 0
-    if most < cards:
-        what = (
-            f"a replica of `{serve.model}` needs {cards} GPUs on one node, "
-            f"the largest has {most:g}"
-        )
+    if largest < cards:
         raise DoesNotFit(
-            f"{what}: {has_words(nodes)}",
+            f"a replica of `{serve.model}` needs {cards} GPUs on one node, "
+            f"the largest has {largest:g}: {has_words(nodes)}",
             hint="lower tp, pp or dp (--tp, --pp), or add a larger node",
         )
     return cards
@@ -332,17 +372,18 @@ def card_share(serve: Serve) -> float:
 
 
 def _threads(serve: Serve, nodes: Sequence[Node]) -> int:
-    """Return the CPU threads of each replica: as many as replicas spread evenly have cores, on the
-    smallest node.
+    """Return the CPU threads of each replica: its share of the smallest node's cores, with the
+    replicas spread evenly.
     """
     cores = [
         min(int(node.cpus), node.facts.cores)
         for node in nodes
         if node.facts is not None and node.cpus >= 1
     ]
-    if cores:
-        return max(1, min(cores) // -(-serve.replicas // len(cores)))
-    return 1
+    if not cores:
+        return 1
+    replicas_a_node = math.ceil(serve.replicas / len(cores))
+    return max(1, min(cores) // replicas_a_node)
 
 
 def _launches(
@@ -352,30 +393,32 @@ def _launches(
     survey: ClusterSurvey,
     standing: Sequence[Launch],
 ) -> tuple[Launch, ...]:
-    serve, (path, checkpoint, held) = table.serve, weights
-    if serve.threads:
-        known = {}
-    else:
-        known = {launch.name: launch.threads for launch in standing}
-    threaded = not table.cards and serve.engine not in NO_WEIGHTS  # the CPU does the work
+    serve = table.serve
+    path, checkpoint, weights_request = weights
+    threads_before = {launch.name: launch.threads for launch in standing}
+    computes_on_cpu = not table.cards and serve.engine not in NO_WEIGHTS
     if len(table.nodes) < len(survey.nodes):
         nodes = tuple(node.name for node in table.nodes)
     else:
         nodes = ()
-    where = replace(held, nodes=nodes)
+    where = replace(weights_request, nodes=nodes)
     if serve.room is not None:
         where = replace(where, memory_bytes=parse_bytes(serve.room))
-    made = []
+    launches = []
     for name in names:
-        each = serve.threads or (known.get(name, _threads(serve, table.nodes)) if threaded else 0)
+        if serve.threads:
+            threads = serve.threads
+        elif computes_on_cpu:
+            threads = threads_before.get(name, _threads(serve, table.nodes))
+        else:
+            threads = 0
         if table.cards:
             place = placement_request(serve, where)
         else:
-            place = replace(where, cpus=float(each) or LIGHT_CPUS)
-        made.append(
-            replace(deploy.launch_of(serve, name, path, checkpoint, threads=each), place=place)
-        )
-    return tuple(made)
+            place = replace(where, cpus=float(threads) or LIGHT_CPUS)
+        launch = deploy.launch_of(serve, name, path, checkpoint, threads=threads)
+        launches.append(replace(launch, place=place))
+    return tuple(launches)
 
 
 def placement_request(serve: Serve, where: PlacementRequest = ANYWHERE) -> PlacementRequest:
@@ -388,17 +431,16 @@ def placement_request(serve: Serve, where: PlacementRequest = ANYWHERE) -> Place
 def _check(launch: Launch, nodes: Sequence[Node]) -> None:
     """Raise for contradicting options and unsuitable GPUs. The replica actor checks the rest."""
     refusals = getattr(engine_named(launch.engine, launch.binary), "refusals", None)
-    for what, instead in refusals(launch) if refusals is not None else ():
-        raise UserError(f"{launch.engine}: {what}", hint=instead)
+    for problem, instead in refusals(launch) if refusals is not None else ():
+        raise UserError(f"{launch.engine}: {problem}", hint=instead)
     cards = launch.place.cards if launch.place is not None else 0
     able = [node for node in nodes if node.facts is not None and len(node.cards) >= cards]
     devices: tuple[Device, ...] = ()
-    if (
-        cards and len({node.kind for node in able}) == 1
-    ):  # else it is not known which cards it gets
+    # Where the nodes are of several kinds, it is not known which GPUs the replica gets.
+    if cards and len({node.kind for node in able}) == 1:
         try:
             devices = rig_of_host(host_of(able[0])).rig.cards[:cards]
-        except UserError:  # not in the catalogue: nothing is known about them
+        except UserError:  # not in the catalogue: there are no known failures of them
             devices = ()
     deploy.check_known_failures(launch, devices)
 
@@ -406,81 +448,78 @@ def _check(launch: Launch, nodes: Sequence[Node]) -> None:
 # What a model's name stands for on a cluster: the plan for the kind of node that serves it fastest
 
 
-def serve_on(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> Serve:
-    resolve.check_engine(wanted)
-    preset = find_preset(wanted.model, presets_folder(paths))
+def serve_on(request: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> Serve:
+    """Return what to serve for a request: its preset, the embedded engine, the engine as named, or
+    a plan.
+    """
+    resolve.check_engine(request)
+    preset = find_preset(request.model, presets_folder(paths))
     if preset is not None:
-        return replace(_of_preset(preset, wanted, survey, say), gpus=())
+        return replace(_of_preset(preset, request, survey, say), gpus=())
     with_cards = [node for node in survey.nodes if node.cards]
     if resolve.is_for_embedded(
-        wanted, llama_cards=any("llamacpp" in node.engines for node in with_cards)
+        request, llama_cards=any("llamacpp" in node.engines for node in with_cards)
     ):
         able = sum("embedded" in node.engines and node.cpus >= 1 for node in survey.nodes)
         serve = Serve(
-            model=wanted.model,
-            checkpoint=wanted.checkpoint,
-            replicas=wanted.replicas or max(1, able),
+            model=request.model,
+            checkpoint=request.checkpoint,
+            replicas=request.replicas or max(1, able),
         )
-        slots = wanted.slots or serve.slots
-        context = wanted.context or serve.context_tokens
+        slots = request.slots or serve.slots
+        context = request.context or serve.context_tokens
         return replace(serve, slots=slots, context_tokens=context)
-    if (
-        not with_cards
-        or wanted.engine not in (None, *FOR_PLANS)
-        or resolve.is_unplanned(wanted, say)
-    ):
-        return replace(
-            resolve.as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=()
-        )
-    if resolve.is_missing(wanted.model):  # a plan reads the configuration
-        hint = (
-            "mount the shared folder here too, or name the engine: --engine vllm starts it "
-            "without a plan"
-        )
+    is_planned_engine = request.engine in (None, *FOR_PLANS)
+    if not with_cards or not is_planned_engine or resolve.is_unplanned(request, say):
+        serve = resolve.as_told(request, paths, cards=bool(with_cards), where="in the cluster")
+        return replace(serve, gpus=())
+    if resolve.is_missing(request.model):  # a plan reads the configuration
         raise UserError(
-            f"`{wanted.model}` is not on this machine, so skep cannot plan it", hint=hint
+            f"`{request.model}` is not on this machine, so skep cannot plan it",
+            hint="mount the shared folder here too, or name the engine: --engine vllm starts it "
+            "without a plan",
         )
-    return _planned(wanted, survey, paths, say)
+    return _planned(request, survey, paths, say)
 
 
-def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say: Say) -> Serve:
-    serve = resolve.preset_serve(preset, wanted)
+def _of_preset(preset: Preset, request: ServeRequest, survey: ClusterSurvey, say: Say) -> Serve:
+    serve = resolve.preset_serve(preset, request)
     cards = serve.options.cards if preset.hardware != NO_CARDS else 0
     able = [node for node in survey.nodes if node.facts is not None and node.gpus >= cards]
     if not able:
-        hint = "`skep cluster status` shows what the nodes have; --simulate tries a rig"
-        what = (
-            f"the preset `{preset.name}` needs {preset.hardware}, no node of the cluster has "
-            f"{cards} GPUs"
+        raise DoesNotFit(
+            f"the preset `{preset.name}` needs {preset.hardware}, "
+            f"no node of the cluster has {cards} GPUs: {has_words(survey.nodes)}",
+            hint="`skep cluster status` shows what the nodes have; --simulate tries a rig",
         )
-        raise DoesNotFit(f"{what}: {has_words(survey.nodes)}", hint=hint)
     best = next((node for node in able if preset.engine in node.engines), able[0])
-    for line in resolve.about_preset(
-        preset, serve, host_of(best), best.engines.get(preset.engine)
-    ):
+    version = best.engines.get(preset.engine)
+    for line in resolve.about_preset(preset, serve, host_of(best), version):
         say(line)
     return serve
 
 
 class NodeKind(msgspec.Struct, frozen=True):
+    """The nodes with the same GPUs, and the best plan for them."""
+
     kind: str
-    nodes: tuple[Node, ...]  # that have the engine, and cards that nobody else holds
-    busy: tuple[LeftOut, ...]  # that have the engine, and no such cards
+    nodes: tuple[Node, ...]  # that have the engine, and free GPUs
+    busy: tuple[LeftOut, ...]  # that have the engine, and GPUs that others use
     best: PlannedServe
     fits: int  # replicas, now
 
-    def rank(self, wanted: int | None) -> tuple[bool, float]:
+    def rank(self, replicas: int | None) -> tuple[bool, float]:
         """Return whether so many replicas fit, and the speed of those that do."""
-        if wanted is None:
+        if replicas is None:
             count = self.fits
         else:
-            count = min(wanted, self.fits)
-        return self.fits >= (wanted or 1), count * self.best.tok_s / max(
-            1, self.best.plan.setup.layout.replicas
-        )
+            count = min(replicas, self.fits)
+        planned_replicas = max(1, self.best.plan.setup.layout.replicas)
+        tok_s = count * self.best.tok_s / planned_replicas
+        return self.fits >= (replicas or 1), tok_s
 
 
-def _planned(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> Serve:
+def _planned(request: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> Serve:
     """Plan for each kind of node, and take the one that gives the most tokens a second.
 
     The others are left out.
@@ -490,66 +529,58 @@ def _planned(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say
     for kind, nodes in survey.kinds.items():
         if nodes[0].cards:
             try:
-                node_kinds.append(_plan_kind(kind, wanted, nodes, paths, cache(say)))
+                node_kinds.append(_plan_kind(kind, request, nodes, paths, cache(say)))
             except (DoesNotFit, EngineError) as error:
                 failed.append((kind, error))
     if not node_kinds:
-        raise _fits_nowhere(wanted.model, failed)
-    best = max(node_kinds, key=lambda one: one.rank(wanted.replicas))
-    if best.fits < (wanted.replicas or 1):
-        each = f"on {best.kind} each needs {describe_request(placement_request(best.best.serve))}"
+        raise _fits_nowhere(request.model, failed)
+    best = max(node_kinds, key=lambda node_kind: node_kind.rank(request.replicas))
+    if best.fits < (request.replicas or 1):
+        place = placement_request(best.best.serve)
         raise _no_room(
-            f"{wanted.replicas or 1} replicas of `{wanted.model}`",
-            best.fits,
-            each,
-            best.nodes,
-            best.busy,
+            f"{request.replicas or 1} replicas of `{request.model}`",
+            room=best.fits,
+            need=f"on {best.kind} each needs {describe_request(place)}",
+            nodes=best.nodes,
+            left_out=best.busy,
         )
-    others = [(kind, error.message) for kind, error in failed]
+    left_out = [(kind, error.message) for kind, error in failed]
     slower = "it would be slower, and one deployment serves on one kind of node"
-    others += [(one.kind, slower) for one in node_kinds if one is not best]
-    for kind, why in others:
+    left_out += [(node_kind.kind, slower) for node_kind in node_kinds if node_kind is not best]
+    for kind, why in left_out:
         say(f"warning: {kind} is left out: {why}")
-    count = wanted.replicas or best.fits
-    names = ", ".join(node.name for node in best.nodes[:4]) + (
-        ", ..." if len(best.nodes) > 4 else ""
-    )
+    count = request.replicas or best.fits
+    names = ", ".join(node.name for node in best.nodes[:4])
+    if len(best.nodes) > 4:
+        names += ", ..."
     say(f"planned for {best.kind} ({names}): {count} x {best.best}")
     return replace(best.best.serve, replicas=count, gpus=(), kind=best.kind)
 
 
 def _plan_kind(
-    kind: str, wanted: ServeRequest, nodes: Sequence[Node], paths: Paths, say: Say
+    kind: str, request: ServeRequest, nodes: Sequence[Node], paths: Paths, say: Say
 ) -> NodeKind:
-    """With so many replicas a node where that can be, else as the planner likes it; by an engine
-    that is there.
+    """Plan for one kind of node, with an engine that is installed there.
+
+    Each node gets its share of the requested replicas where that can be, else as many as the
+    planner chooses.
     """
     try:
-        rig = rig_of_host(host_of(nodes[0]), wanted.link)
-    except UserError as error:  # a card unlike all of the catalogue
+        rig = rig_of_host(host_of(nodes[0]), request.link)
+    except UserError as error:  # the catalogue has no such GPU
         raise EngineError(
-            error.message, hint=f"--engine vllm serves {wanted.model} without a plan"
+            error.message, hint=f"--engine vllm serves {request.model} without a plan"
         ) from None
     rig = replace(rig, rig=replace(rig.rig, title=kind))
-    there = [name for name in FOR_PLANS if any(name in node.engines for node in nodes)]
-    each = replace(
-        wanted,
-        engine=",".join(there) if wanted.engine is None and there else wanted.engine,
-        replicas=-(-wanted.replicas // len(nodes)) if wanted.replicas else None,
-        concurrency=-(-wanted.concurrency // len(nodes)) if wanted.concurrency else None,
-    )
+    share = _share_of_node(request, nodes)
     try:
-        best = resolve.planned(each, paths, rig, say=say)
+        best = resolve.planned(share, paths, rig, say=say)
     except UserError:
-        if wanted.replicas is None:
+        if request.replicas is None:
             raise
-        best = resolve.planned(replace(each, replicas=None), paths, rig, say=say)
+        best = resolve.planned(replace(share, replicas=None), paths, rig, say=say)
     serve = best.serve
-    able = [
-        node
-        for node in nodes
-        if node.facts is not None and (serve.binary or serve.engine in node.engines)
-    ]
+    able = [node for node in nodes if _lack(serve, node) is None]
     if not able:
         names = ", ".join(node.name for node in nodes)
         hint = (
@@ -559,21 +590,43 @@ def _plan_kind(
     idle, busy = split_busy(able, card_share(serve))
     if not idle:
         raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
-    return NodeKind(kind, idle, busy, best, cluster_nodes.capacity(placement_request(serve), idle))
+    fits = cluster_nodes.capacity(placement_request(serve), idle)
+    return NodeKind(kind, nodes=idle, busy=busy, best=best, fits=fits)
+
+
+def _share_of_node(request: ServeRequest, nodes: Sequence[Node]) -> ServeRequest:
+    """Return what one node has to serve of a request, with the engines that are installed."""
+    engine = request.engine
+    if engine is None:
+        installed_engines = [
+            name for name in FOR_PLANS if any(name in node.engines for node in nodes)
+        ]
+        engine = ",".join(installed_engines) or None
+    return replace(
+        request,
+        engine=engine,
+        replicas=_share(request.replicas, len(nodes)),
+        concurrency=_share(request.concurrency, len(nodes)),
+    )
+
+
+def _share(count: int | None, nodes: int) -> int | None:
+    """Return a node's share of a count, rounded up; None: nothing was requested."""
+    return math.ceil(count / nodes) if count else None
 
 
 def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepError:
-    """Which came nearest gives the hint: one that has the room and lacks the engine, else the
-    largest.
+    """Return the error of a model that no kind of node can serve.
+
+    The hint is that of the kind which came nearest: one that has the room and lacks the engine,
+    else the largest.
     """
     best = next((error for _, error in failed if isinstance(error, EngineError)), failed[-1][1])
-    told = [
-        error.message if other in error.message else f"{other}: {error.message}"
-        for other, error in failed
+    reasons = [
+        error.message if kind in error.message else f"{kind}: {error.message}"
+        for kind, error in failed
     ]
-    every = "; ".join(told)
+    message = "; ".join(reasons)
     if len(failed) > 1:
-        what = f"no kind of node can serve `{name}`: {every}"
-    else:
-        what = every
-    return type(best)(what, hint=best.hint)
+        message = f"no kind of node can serve `{name}`: {message}"
+    return type(best)(message, hint=best.hint)

@@ -1,9 +1,9 @@
 """The Ray driver process of a hive: `python -m skep.cluster.ray_driver --link-fd FD`.
 
-Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. It
-carries out the supervisor's commands, makes the replica actors, and forwards what they report. Ray
-restarts or moves what died; the driver recreates what Ray has given up. It keeps no state: a new
-one receives everything again."""
+Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. The
+driver carries out the supervisor's commands, creates the replica actors, and forwards their
+reports. Ray restarts or moves what died; the driver recreates what Ray has given up. It keeps no
+state: a new one receives everything again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import socket
 import sys
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, NoReturn
@@ -26,7 +26,7 @@ from skep.cluster import connect, messages
 from skep.cluster import nodes as cluster_nodes
 from skep.cluster.connect import NAMESPACE, actor_name, find_actor, join, living_nodes
 from skep.cluster.messages import ReplicaReport
-from skep.cluster.nodes import describe_request, has_words, named_apart
+from skep.cluster.nodes import Node, describe_request, has_words, named_apart
 from skep.cluster.ray_processes import connection_to
 from skep.cluster.replica_actor import OWNED_S, ReplicaActor
 from skep.engines.base import Launch, PlacementRequest
@@ -38,7 +38,7 @@ from skep.wire.json_pipe import JsonPipe, from_document, to_document
 HEAD_EVERY_S = 1.0
 HEAD_S = 2.0
 MISSES = 2  # in a row: the head is lost, a replica is away
-REPORT_S = 2.0  # an unchanged replica reports so often
+REPORT_S = 2.0  # between two reports of an unchanged replica
 ASK_S = 1.8
 AWAY_AFTER_S = 7.0  # a replica that is silent for so long is away
 DESCRIBE_S = 10.0
@@ -59,48 +59,47 @@ class ActorManager:
         self._hive = hive
         self._key = key
         self.policy = policy
-        self._aimed: dict[str, str] = {}  # by replica: the node it was aimed at
+        self._targets: dict[str, str] = {}  # by replica: the node that it was placed on
         self._handles: dict[str, Any] = {}  # they work without a head
-        # Waited for a node at the last check while another one had room.
+        # Replicas that waited for a node at the last check while another one had room.
         self._stuck: set[str] = set()
         self._one_at_a_time = asyncio.Lock()  # each placement sees the targets of those before it
 
     async def ensure(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
-        """Create the actor unless it runs already.
+        """Create the actor of a replica unless it runs already. End it if cancelled.
 
-        `standing`: nodes of running actors. Ends it if cancelled.
+        `standing`: the nodes of running actors.
         """
         actor = await asyncio.to_thread(find_actor, actor_name(self._hive, launch.name))
         if actor is not None:
-            if await self._stays(actor, launch):
+            if await self._can_stay(actor, launch):
                 self._handles[launch.name] = actor
                 return
             await self.end(launch.name)
         say("waiting", None)
         try:
-            group = await self._placed(launch, standing, say)
+            group = await self._make_placement_group(launch, standing, say)
             say("starting", None)
-            actor = await _to_its_end(asyncio.to_thread(self._start, launch, group))
+            actor = await _finish_creation(asyncio.to_thread(self._start, launch, group))
             self._handles[launch.name] = actor
-            await _until_it_lives(actor, say)
+            await _wait_until_alive(actor, say)
         except asyncio.CancelledError:
             await self.end(launch.name)
             raise
 
     async def end(self, name: str, *, headless: bool = False) -> None:
-        """Stop the engine, remove its actor and placement group.
+        """Stop the engine of a replica, remove its actor and its placement group.
 
-        With the head lost (`headless`) only its engine ends: the idle actor and its group stay.
+        With the head lost (`headless`) only the engine ends: the idle actor and its group stay.
         """
         import ray
 
-        self._aimed.pop(name, None)
+        self._targets.pop(name, None)
         actor = self._handles.pop(name, None)
         full = actor_name(self._hive, name)
         if not headless:
-            with contextlib.suppress(
-                Exception
-            ):  # the head does not answer: what is left is ended at the next look
+            # Where the head does not answer, the next look ends what is left.
+            with contextlib.suppress(Exception):
                 actor = await _with_deadline(find_actor, full)
         if actor is not None:
             with contextlib.suppress(Exception):
@@ -113,7 +112,7 @@ class ActorManager:
                 await _with_deadline(connect.remove_group, full)
 
     async def ask(self, name: str, method: str, *args: Any, timeout_s: float = DESCRIBE_S) -> Any:
-        """Call a method of its actor and return the answer; None if there is no actor."""
+        """Call a method of a replica's actor and return the answer; None: there is no actor."""
         actor = self._handles.get(name)
         if actor is None:
             actor = await asyncio.to_thread(find_actor, actor_name(self._hive, name))
@@ -125,85 +124,94 @@ class ActorManager:
         """Return the replicas that have an actor or a placement group. Waits for the head."""
         return connect.actor_names(self._hive)
 
-    async def _stays(self, actor: Any, launch: Launch) -> bool:
+    async def _can_stay(self, actor: Any, launch: Launch) -> bool:
         """Return whether an existing actor can serve this launch.
 
-        Ray mends a silent one, unless it is stuck.
+        A silent one stays, since Ray mends it, unless it is stuck.
         """
         try:
-            told = await asyncio.wait_for(actor.describe.remote(), DESCRIBE_S)
+            description = await asyncio.wait_for(actor.describe.remote(), DESCRIBE_S)
         except Exception:
             return not await self._is_stuck(launch)
         self._stuck.discard(launch.name)
         try:
-            from_document(told["row"], ReplicaReport)
-            return not told["over"] and cluster_nodes.can_keep_actor(
-                from_document(told["launch"], Launch), launch
-            )
+            from_document(description["row"], ReplicaReport)
+            created_with = from_document(description["launch"], Launch)
+            is_over = description["over"]
+            return not is_over and cluster_nodes.can_keep_actor(created_with, launch)
         except (KeyError, msgspec.ValidationError):  # of another version of skep
             return False
 
     async def _is_stuck(self, launch: Launch) -> bool:
-        """Return whether its group has waited, at two checks in a row, for gone or full nodes
-        while another had room.
+        """Return whether the group of a replica has waited, at two checks in a row, for lost or
+        full nodes while another node had room.
 
         A group names nodes by id, and a restarted node has a new one.
         """
         place = launch.place or PlacementRequest()
-        state = (await asyncio.to_thread(connect.groups_by_name)).get(
-            actor_name(self._hive, launch.name)
-        )
+        states = await asyncio.to_thread(connect.groups_by_name)
+        state = states.get(actor_name(self._hive, launch.name))
         if state is not None:
             nodes = await asyncio.to_thread(living_nodes)
             has_room = cluster_nodes.fitting(place, cluster_nodes.allowed(place, nodes))
             if state not in connect.WAITS or not has_room:
                 self._stuck.discard(launch.name)
                 return False
-        twice = launch.name in self._stuck
-        (self._stuck.discard if twice else self._stuck.add)(launch.name)
-        return twice
+        if launch.name in self._stuck:
+            self._stuck.discard(launch.name)
+            return True
+        self._stuck.add(launch.name)
+        return False
 
-    async def _placed(self, launch: Launch, standing: Mapping[str, str], say: Say) -> Any:
+    async def _make_placement_group(
+        self, launch: Launch, standing: Mapping[str, str], say: Say
+    ) -> Any:
         """Return a placement group on an allowed node; wait until one has room."""
         place = launch.place or PlacementRequest()
         full = actor_name(self._hive, launch.name)
         while True:
             async with self._one_at_a_time:
                 nodes = await asyncio.to_thread(living_nodes)
-                near = cluster_nodes.allowed(place, nodes)
-                # The node with room that has the fewest replicas of this hive, then the most room.
-                held: Counter[str] = Counter({**self._aimed, **standing}.values())
-                rooms = cluster_nodes.fitting(place, near)
-                room = [
-                    (held[room.id], -(room.free_gpus if place.cards else room.free_cpus), room.id)
-                    for room in rooms
-                ]
-                if room:
-                    self._aimed[launch.name] = target = min(room)[2]
-                    if place.nodes:
-                        ids = {node.id for node in near}
-                    else:
-                        ids = None
-                    group = await _to_its_end(
+                allowed = cluster_nodes.allowed(place, nodes)
+                target = self._best_node(place, allowed, standing)
+                if target is not None:
+                    self._targets[launch.name] = target
+                    ids = {node.id for node in allowed} if place.nodes else None
+                    group = await _finish_creation(
                         asyncio.to_thread(connect.make_group, full, place, ids, target)
                     )
                     if await asyncio.to_thread(group.wait, PLACED_S):
                         return group
                     await asyncio.to_thread(connect.remove_group, full)  # others were faster
-            there = has_words(cluster_nodes.allowed(place, named_apart(nodes)))
-            needed = f"waits for room: needs {describe_request(place)} on one node; {there}"
-            say(
-                "waiting",
-                needed if there else f"waits for one of its nodes: {', '.join(place.nodes)}",
-            )
+            present = has_words(cluster_nodes.allowed(place, named_apart(nodes)))
+            if present:
+                need = f"needs {describe_request(place)} on one node"
+                say("waiting", f"waits for room: {need}; {present}")
+            else:
+                say("waiting", f"waits for one of its nodes: {', '.join(place.nodes)}")
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _best_node(
+        self, place: PlacementRequest, nodes: Iterable[Node], standing: Mapping[str, str]
+    ) -> str | None:
+        """Return the id of the node with room that has the fewest replicas of this hive, then the
+        most room; None: there is no room.
+        """
+        replicas: Counter[str] = Counter({**self._targets, **standing}.values())
+
+        def preference(node: Node) -> tuple[float, float, str]:
+            free = node.free_gpus if place.cards else node.free_cpus
+            return replicas[node.id], -free, node.id
+
+        best = min(cluster_nodes.fitting(place, nodes), key=preference, default=None)
+        return None if best is None else best.id
 
     def _start(self, launch: Launch, group: Any) -> Any:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         place = launch.place or PlacementRequest()
-        made = ray.remote(ReplicaActor).options(
+        remote_class = ray.remote(ReplicaActor).options(
             name=actor_name(self._hive, launch.name),
             namespace=NAMESPACE,
             lifetime="detached",
@@ -213,13 +221,15 @@ class ActorManager:
             num_gpus=place.cards,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
         )
-        return made.remote(self._hive, to_document(launch), to_document(self.policy), self._key)
+        return remote_class.remote(
+            self._hive, to_document(launch), to_document(self.policy), self._key
+        )
 
 
-async def _until_it_lives(actor: Any, say: Say) -> None:
-    """Wait for the first answer.
+async def _wait_until_alive(actor: Any, say: Say) -> None:
+    """Wait for the first answer of an actor.
 
-    Raise EngineError if Ray has given the actor up; if its node dies, Ray restarts it.
+    Raise EngineError if Ray has given it up; if its node dies, Ray restarts it.
     """
     from ray.exceptions import ActorUnavailableError, RayActorError
 
@@ -235,9 +245,9 @@ async def _until_it_lives(actor: Any, say: Say) -> None:
         say("failed", f"Ray cannot start the replica: {why}")
 
 
-async def _to_its_end(work: Coroutine[Any, Any, Any]) -> Any:
-    """Delay a cancellation until the thread has created its object,
-    so that the caller can end it.
+async def _finish_creation(work: Coroutine[Any, Any, Any]) -> Any:
+    """Delay a cancellation until the thread has created its object, so that the caller can end
+    it.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -264,13 +274,15 @@ class TakenOver(EngineError):
 
 
 class RayDriver:
+    """Keeps the replicas of one hive as the supervisor wants them, until the link ends."""
+
     def __init__(self, link: JsonPipe[messages.ToDriver], setup: messages.DriverSetup) -> None:
         self._link = link
         self._setup = setup
         self._actors = ActorManager(setup.hive, setup.key, setup.policy)
-        self._wanted: dict[str, Launch] | None = None  # None: not received yet
+        self._launches: dict[str, Launch] | None = None  # None: not received yet
         self._rows: dict[str, ReplicaReport] = {}
-        self._told: tuple[ReplicaReport, ...] = ()  # what the supervisor knows
+        self._sent_rows: tuple[ReplicaReport, ...] = ()  # what the supervisor knows
         # A replica is never placed while it is being ended.
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -280,7 +292,9 @@ class RayDriver:
         self._lost_hive: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Join, and claim the replicas that stand: only their owner may place and end any."""
+        """Join the cluster, claim the running replicas, since only their owner may place and end
+        any, and follow the supervisor's commands.
+        """
         await asyncio.to_thread(join, self._setup.address)
         import ray
 
@@ -289,7 +303,7 @@ class RayDriver:
             self._actors.ask(name, "claim", self._setup.gateway, timeout_s=ASK_S) for name in names
         )
         for owner in await asyncio.gather(*claims, return_exceptions=True):
-            if isinstance(owner, str):  # not of one that does not answer
+            if isinstance(owner, str):  # else the replica does not answer
                 self._check(owner)
         self._link.send(messages.Joined(ray.get_runtime_context().gcs_address))
         works = (self._follow_link(), self._watch_head(), self._end_unwanted())
@@ -338,14 +352,15 @@ class RayDriver:
     async def _carry_out(self, order: messages.Order) -> LogPart | None:
         match order:
             case messages.WantReplicas(launches):
-                self._wanted = {launch.name: launch for launch in launches}
-                for name in self._wanted:
-                    if (keeper := self._keepers.get(name)) is None or keeper.done():
+                self._launches = {launch.name: launch for launch in launches}
+                for name in self._launches:
+                    keeper = self._keepers.get(name)
+                    if keeper is None or keeper.done():
                         self._keepers[name] = asyncio.create_task(self._keep(name))
             case messages.RestartReplica(name):
                 await self._actors.ask(name, "restart")
             case messages.EndReplica(name):
-                (self._wanted or {}).pop(name, None)
+                (self._launches or {}).pop(name, None)
                 await self._end(name)
             case messages.ReadLog(name, offset, lines):
                 document = await self._actors.ask(name, "log_since", offset, lines)
@@ -354,7 +369,7 @@ class RayDriver:
                 part: LogPart = from_document(document, LogPart)
                 return part
             case messages.Leave():
-                self._wanted = {}
+                self._launches = {}
                 names = {*self._rows, *self._keepers}
                 if not self._head_lost:
                     names |= set(await asyncio.to_thread(self._actors.all_names))
@@ -369,13 +384,13 @@ class RayDriver:
         """
         self._ending.add(name)
         try:
-            if (keeper := self._keepers.pop(name, None)) is not None:
+            keeper = self._keepers.pop(name, None)
+            if keeper is not None:
                 self._orders.add(keeper)
                 keeper.add_done_callback(self._orders.discard)
                 keeper.cancel()
-            async with self._turns[
-                name
-            ]:  # its next keeper, which an order may bring meanwhile, comes after this
+            # Its next keeper, which an order may start meanwhile, waits for this.
+            async with self._turns[name]:
                 await self._actors.end(name, headless=self._head_lost)
                 self._rows.pop(name, None)
         finally:
@@ -383,35 +398,36 @@ class RayDriver:
             self._tell()
 
     async def _end_unwanted(self) -> None:
-        """End, again and again, what stands in the cluster and is not wanted."""
+        """End, again and again, the replicas of the cluster that are not to run."""
         while True:
             await asyncio.sleep(MEND_EVERY_S)
-            if self._wanted is None or self._head_lost:
+            if self._launches is None or self._head_lost:
                 continue
             try:
                 await self._end_all_but_wanted(await asyncio.to_thread(self._actors.all_names))
-            except Exception:  # the head or an actor went meanwhile: the next pass looks again
+            except Exception:  # the head or an actor ended meanwhile: the next pass looks again
                 traceback.print_exc()
 
     async def _end_all_but_wanted(self, names: list[str]) -> None:
         for name in {*names, *self._rows}:
-            if (
-                name not in (self._wanted or ()) and name not in self._ending
-            ):  # ends take seconds: orders may come
+            # An end takes seconds: orders may come meanwhile, so each name is looked up anew.
+            if name not in (self._launches or ()) and name not in self._ending:
                 await self._end(name)
 
     # One replica
 
     async def _keep(self, name: str) -> None:
-        """Keep one replica while it is wanted: make its actor, follow it, and make it again if Ray
-        lost it.
+        """Keep one replica while it is to run: create its actor, follow it, and create it again if
+        Ray lost it.
         """
         try:
-            while (launch := (self._wanted or {}).get(name)) is not None:
+            while (launch := (self._launches or {}).get(name)) is not None:
                 try:
                     async with self._turns[name]:
                         standing = {
-                            other: row.node_id for other, row in self._rows.items() if row.node_id
+                            replica: row.node_id
+                            for replica, row in self._rows.items()
+                            if row.node_id
                         }
                         await self._actors.ensure(
                             launch, standing, lambda *words: self._say(name, *words)
@@ -431,41 +447,38 @@ class RayDriver:
         self._tell()
 
     async def _follow(self, launch: Launch) -> None:
-        """Forward the reports of an actor.
-
-        Return when another launch is wanted, or when it is away.
-        """
+        """Forward the reports of an actor. Return when its launch changes, or when it is away."""
         name = launch.name
         loop = asyncio.get_running_loop()
         version = 0
         misses = 0
         heard_at = loop.time()
-        while (self._wanted or {}).get(name) == launch:
+        while (self._launches or {}).get(name) == launch:
             try:
-                asked = (self._setup.gateway, version, REPORT_S)
-                told = await self._actors.ask(name, "report", *asked, timeout_s=AWAY_AFTER_S)
-            except (
-                Exception
-            ):  # Ray restarts or moves it; or this process was held up, and the next answer comes
+                arguments = (self._setup.gateway, version, REPORT_S)
+                report = await self._actors.ask(name, "report", *arguments, timeout_s=AWAY_AFTER_S)
+            except Exception:
+                # Ray restarts or moves it; or this process was held up, and the next answer comes.
                 misses += 1
                 if misses >= MISSES and loop.time() - heard_at > AWAY_AFTER_S:
-                    row = self._rows.get(name)
-                    if row is not None and row.node is not None:
-                        self._rows[name] = replace(
-                            row, state="away", why=f"no report from node {row.node}"
-                        )
-                        self._tell()
+                    self._report_away(name)
                     if not self._head_lost:  # without a head nothing can be placed
                         return
                 await asyncio.sleep(LATE_S)
                 continue
-            if told is None:
+            if report is None:
                 return
-            self._check(told["owner"])
-            version = told["version"]
+            self._check(report["owner"])
+            version = report["version"]
             misses = 0
             heard_at = loop.time()
-            self._rows[name] = from_document(told["row"], ReplicaReport)
+            self._rows[name] = from_document(report["row"], ReplicaReport)
+            self._tell()
+
+    def _report_away(self, name: str) -> None:
+        row = self._rows.get(name)
+        if row is not None and row.node is not None:
+            self._rows[name] = replace(row, state="away", why=f"no report from node {row.node}")
             self._tell()
 
     # Reports to the supervisor
@@ -484,14 +497,11 @@ class RayDriver:
             if await loop.run_in_executor(asking, _answers, client):
                 misses = 0
             else:
-                misses = misses + 1
+                misses += 1
             if self._head_lost and self._setup.address == "auto":
-                now = await asyncio.to_thread(connection_to, "auto", os.environ)
-                if now.head not in (
-                    "auto",
-                    address,
-                ):  # this machine is now a node of another cluster
-                    raise NewHead
+                connection = await asyncio.to_thread(connection_to, "auto", os.environ)
+                if connection.head not in ("auto", address):
+                    raise NewHead  # this machine is now a node of another cluster
             if (misses >= MISSES) != self._head_lost:
                 self._head_lost = misses >= MISSES
                 self._link.send(messages.HeadState(self._head_lost))
@@ -499,8 +509,8 @@ class RayDriver:
     def _tell(self) -> None:
         """Send the reports, if one has changed."""
         rows = tuple(self._rows.values())
-        if rows != self._told:
-            self._told = rows
+        if rows != self._sent_rows:
+            self._sent_rows = rows
             self._link.send(messages.ReplicaRows(rows))
 
 
@@ -535,7 +545,10 @@ async def serve(link_fd: int) -> NoReturn:
     except SkepError as error:
         link.send(
             messages.DriverFailed(
-                error.message, error.hint, error.exit_code, isinstance(error, TakenOver)
+                error=error.message,
+                hint=error.hint,
+                exit_code=error.exit_code,
+                taken_over=isinstance(error, TakenOver),
             )
         )
         code = error.exit_code

@@ -1,9 +1,9 @@
 """Ray's own processes on this machine: how they are started, which run, how they end. Linux only.
 
-Ray binds what it starts to every interface, but for a node whose address is exactly 127.0.0.1. So
-the ports are pinned to one range that a firewall can name, and every call wants a token.
-docs/cluster.md has the whole of it. Process numbers are used again and names are shared with other
-people's clusters; the mark in their environment is not."""
+Ray binds what it starts to every interface, except on a node whose address is exactly 127.0.0.1.
+So the ports are pinned to one range that a firewall can name, and every call needs a token;
+docs/cluster.md has all of it. Processes are recognized by a mark in their environment: their
+numbers are used again, and their names are shared with other people's clusters."""
 
 from __future__ import annotations
 
@@ -25,28 +25,27 @@ from skep.paths import Paths, make_private, user_paths
 LOOPBACK = "127.0.0.1"
 HEAD_PORT = 6379
 MARK = "SKEP_RAY_NODE"  # in the environment of every process of the node
-ENGINE_PORTS = "SKEP_ENGINE_PORTS"  # there as well: FIRST-LAST
+ENGINE_PORTS = "SKEP_ENGINE_PORTS"  # in the same environment: FIRST-LAST
 WORKERS = 1000  # ports: each worker and each driver has one
 ENGINES = 100  # ports: each engine has one
 _SERVICES = 20  # ports kept for the processes of the node itself
 _AFTER = _SERVICES + WORKERS + ENGINES
-STORE_BYTES = (
-    256 * 2**20
-)  # of shared memory: next to nothing travels through Ray, so the engines get the rest
+# Of shared memory: next to nothing travels through Ray, so the engines get the rest.
+STORE_BYTES = 256 * 2**20
 PROC = Path("/proc")
 _LOOK_EVERY_S = 0.1
 
-# A process that dies is missed after about 6 s, a machine that is silent after about 15 s.
+# A process that dies is noticed after about 6 s, a machine that is silent after about 15 s.
 _WATCHFUL = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "5",
 }
-# Ray alone refuses 3.11.9 beside 3.11.2. What travels through it is data and the names of
-# functions of skep.
+# Ray by itself refuses Python 3.11.9 beside 3.11.2. What travels through it is data and the names
+# of functions of skep.
 LENIENT = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
-# Else every node ends itself, and what it serves, 60 s after the head is lost; a driver too.
+# Else every node and every driver ends itself, with what it serves, 60 s after the head is lost.
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600)}
 
 
@@ -61,7 +60,7 @@ class Ports(msgspec.Struct, frozen=True):
 
     @property
     def services(self) -> dict[str, int]:
-        """By flag of `ray start`."""
+        """Return the ports of Ray's own processes, by flag of `ray start`."""
         flags = (
             "node-manager-port", "object-manager-port", "runtime-env-agent-port",
             "dashboard-agent-grpc-port", "dashboard-agent-listen-port", "metrics-export-port",
@@ -74,7 +73,10 @@ class Ports(msgspec.Struct, frozen=True):
 
     @property
     def engines(self) -> tuple[int, int]:
-        """Not Ray's, but of what it hosts: so that the same lines of a firewall close them."""
+        """Return the first and the last port of the engines.
+
+        They are in the same range, so that the same lines of a firewall close them.
+        """
         return self.workers[1] + 1, self.last
 
     def __str__(self) -> str:
@@ -101,7 +103,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 def checked_address(text: str) -> str:
-    """An address of one interface."""
+    """Return the IPv4 address of one interface. Raise UserError for anything else."""
     try:
         ipv4_address = ipaddress.IPv4Address(LOOPBACK if text == "localhost" else text)
     except ValueError:
@@ -127,7 +129,7 @@ def checked_ports(first: int) -> Ports:
 def arguments(
     node: NodeRecord, options: NodeOptions, ports: Ports, folder: Path, *, has_client: bool = False
 ) -> list[str]:
-    """Of `ray start`.
+    """Return the arguments of `ray start`.
 
     `folder`: of its logs and sockets. `has_client`: Ray's client server is installed.
     """
@@ -145,31 +147,42 @@ def arguments(
         "num-gpus": options.gpus,
     }
     if node.is_head:
-        # Nobody listens on the port of the dashboard, which Ray counts as taken all the same. The
-        # server for drivers elsewhere cannot be left out where Ray has it installed.
+        # Nobody listens on the port of the dashboard, which Ray counts as taken all the same.
         flags |= {
             "port": ports.first,
             "include-dashboard": "false",
             "dashboard-port": ports.first + _SERVICES,
         }
-        flags["ray-client-server-port"] = ports.first + _SERVICES - 1 if has_client else None
+        if has_client:  # where it is installed, the server for remote drivers always runs
+            flags["ray-client-server-port"] = ports.first + _SERVICES - 1
+        role = ["--head", "--no-monitor"]
     else:
         flags["address"] = node.head
-    whole = ["--head", "--no-monitor"] if node.is_head else []
-    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    return ["start", *whole, "--disable-usage-stats", *given]
+        role = []
+    values = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    return ["start", *role, "--disable-usage-stats", *values]
 
 
 def environment(
     node: NodeRecord, ports: Ports, token: Path, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the user has set of Ray's own settings counts, but for what closes it."""
-    own = {
+    """Return the environment of a node.
+
+    The user's own settings of Ray count, except those that protect the cluster.
+    """
+    user_settings = {
         name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
     }
     first, last = ports.engines
-    ours = {MARK: node.mark, ENGINE_PORTS: f"{first}-{last}"}
-    return {**PATIENT, **_WATCHFUL, **LENIENT, **own, **reaching(node.address, token), **ours}
+    return {
+        **PATIENT,
+        **_WATCHFUL,
+        **LENIENT,
+        **user_settings,
+        **reaching(node.address, token),
+        MARK: node.mark,
+        ENGINE_PORTS: f"{first}-{last}",
+    }
 
 
 def engine_ports(env: Mapping[str, str]) -> range | None:
@@ -181,7 +194,8 @@ def engine_ports(env: Mapping[str, str]) -> range | None:
     if not text:
         return None
     first, _, last = text.partition("-")
-    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536):
+    are_numbers = first.isdecimal() and last.isdecimal()
+    if not are_numbers or not 0 < int(first) <= int(last) < 65536:
         raise EngineError(
             f"{ENGINE_PORTS} is `{text}`, not a range of ports", hint="such as 7400-7499"
         )
@@ -189,58 +203,62 @@ def engine_ports(env: Mapping[str, str]) -> range | None:
 
 
 def reaching(address: str, token: Path) -> dict[str, str]:
-    """For a driver as well: with what a node, or the head at `address`, is reached.
+    """Return the environment with which a node or a driver reaches the cluster at `address`.
 
-    Set before ray is imported.
+    It is set before ray is imported.
     """
-    told = {
+    return {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
+        # Else Ray replaces 127.0.0.1 by the address of another interface.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address == LOOPBACK else "1",
     }
-    # Ray puts another interface's address in the place of 127.0.0.1, unless it takes this for a
-    # machine of its own.
-    return {**told, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address == LOOPBACK else "1"}
 
 
-# Those that run
+# The processes that run
 
 
 def marked(mark: str) -> dict[int, str]:
     """Return every live process that carries the mark, with its name."""
-    wanted = f"{MARK}={mark}".encode()
-    found = {}
+    variable = f"{MARK}={mark}".encode()
+    processes = {}
     for pid in living():
-        with contextlib.suppress(OSError):  # gone, or another user's
-            if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-                found[pid] = (PROC / str(pid) / "comm").read_text().strip()
-    return found
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            if variable in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                processes[pid] = (PROC / str(pid) / "comm").read_text().strip()
+    return processes
 
 
 def end(mark: str, patience_s: float = 8.0) -> list[int]:
-    """End the raylet first, which ends its workers, then the rest.
+    """End the processes with this mark: the raylet first, which ends its workers, then the rest.
 
-    Return the process numbers that had to be killed.
+    Return the numbers of those that had to be killed.
     """
-    kin = descendants(*marked(mark))  # Ray's agents and workers write over their mark
+    family = descendants(*marked(mark))  # Ray's agents and workers overwrite their mark
     for names in (("raylet",), None):
         deadline = time.monotonic() + patience_s
-        told = set[int]()
-        while left := {
+        signalled = set[int]()
+        while remaining := {
             pid for pid, name in marked(mark).items() if names is None or name in names
         }:
-            _send(left - told, signal.SIGTERM)
-            told |= left
+            _send(remaining - signalled, signal.SIGTERM)
+            signalled |= remaining
             if time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_EVERY_S)
-    stay = list(marked(mark))
-    now = living()
-    _send(stay, signal.SIGKILL)
+    still_marked = list(marked(mark))
+    processes = living()
+    _send(still_marked, signal.SIGKILL)
     _send(
-        (pid for pid, begun in kin.items() if pid in now and now[pid][1] == begun), signal.SIGKILL
+        (
+            pid
+            for pid, began in family.items()
+            if pid in processes and processes[pid][1] == began  # else the number is used again
+        ),
+        signal.SIGKILL,
     )
-    return stay
+    return still_marked
 
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:
@@ -256,7 +274,7 @@ _SHORTEST = 16  # characters of a token
 
 
 class RayConnection(msgspec.Struct, frozen=True):
-    """How a driver reaches a cluster. `environment` is set before ray is imported."""
+    """How to reach a cluster from a driver. `environment` is set before ray is imported."""
 
     head: str  # HOST:PORT, or `auto`
     node: str | None = None  # the address of the node that this machine is
@@ -272,7 +290,7 @@ def record_path(paths: Paths) -> Path:
 
 
 def folder_of(paths: Paths) -> Path:
-    """Return Ray's folder.
+    """Return the folder of Ray's logs and sockets.
 
     Ray makes it public, so its parent is private; sockets in it need short paths.
     """
@@ -296,18 +314,17 @@ def connection_to(address: str, env: Mapping[str, str]) -> RayConnection:
     """Return how to reach the cluster; one that skep did not start here is left to Ray."""
     paths = user_paths(env)
     node = read_node(paths)
-    if (
-        node is None
-        or address not in ("auto", node.head)
-        or "raylet" not in marked(node.mark).values()
-    ):
+    if node is None or address not in ("auto", node.head):
+        return RayConnection(address)
+    if "raylet" not in marked(node.mark).values():  # the node does not run any more
         return RayConnection(address)
     return RayConnection(node.head, node.address, reaching(node.address, token_path(paths)))
 
 
 def token_of(paths: Paths) -> str:
     """Return the stored token. Raise UserError if there is none or others may read it."""
-    if (token := stored_token(paths)) is None:
+    token = stored_token(paths)
+    if token is None:
         raise UserError(
             "this machine has no cluster token", hint="`skep cluster start` makes one on the head"
         )
@@ -330,7 +347,8 @@ def keep_token(paths: Paths, token: str) -> None:
 
 
 def checked_token(text: str) -> str:
-    if len(text) < _SHORTEST or not text.isascii() or not text.isprintable() or " " in text:
+    is_one_word = text.isascii() and text.isprintable() and " " not in text
+    if len(text) < _SHORTEST or not is_one_word:
         raise UserError(
             "this is not a cluster token", hint="`skep cluster token` prints it on the head"
         )

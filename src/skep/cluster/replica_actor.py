@@ -2,8 +2,8 @@
 one machine.
 
 Ray calls it in one event loop, in which it also works. Failures are part of its reports and never
-raised: Ray would give up an actor that fails while it is created. The gateway asks for the reports
-all the time; when none asks any more, the replica ends."""
+raised: Ray would give up an actor that fails while it is created. The gateway that owns the
+replica asks for its reports all the time; when no gateway does so any more, the replica ends."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from skep.supervisor.replica import Replica, StartOrder
 from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document
 
-# after a failed pull or an occupied GPU (a killed engine's is freed late); doubles each time
+# Wait before the next attempt, after a failed pull or an occupied GPU (that of a killed engine is
+# freed late); doubles each time.
 AGAIN_S = 5.0
 AGAIN_MOST_S = 300.0
 OWNED_S = 8.0  # a gateway that has not asked for so long can lose the replica to another one
-ABANDONED_AFTER_S = 120.0  # asked by no gateway for so long, the replica ends
+ABANDONED_AFTER_S = 120.0  # where no gateway asks for so long, the replica ends
 LOOK_EVERY_S = 0.5
-LONGEST_LOOK_S = (
-    2.0  # later than this, the process was held up, and so were the questions of the gateway
-)
+LONGEST_LOOK_S = 2.0  # a later look: the process was held up, and the gateway's questions too
 
 Row = dict[str, Any]
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
+    """Wait for an event, for a time at most; None: for as long as it takes."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
@@ -57,7 +57,7 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
 class Ownership:
     """The gateway that a replica belongs to: the one that asks for its reports.
 
-    Counts time by `pass_time`.
+    Time passes only by `pass_time`.
     """
 
     def __init__(self) -> None:
@@ -79,28 +79,25 @@ class Ownership:
 
 
 def with_local_weights(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:
-    """Return the launch with its weights as they lie here.
+    """Return the launch with the path of its weights on this node; they are pulled if need be.
 
-    Raises WeightsError where there are none to be had.
+    Raise WeightsError where they cannot be had.
     """
     source = launch.place.source if launch.place is not None else None
-    if (
-        launch.weights is not None
-        and launch.weights.is_file()
-        and (source is None or source.startswith(("/", "~")))
-    ):
+    is_path = source is None or source.startswith(("/", "~"))
+    if launch.weights is not None and launch.weights.is_file() and is_path:
         return launch
     if source is not None:
         path = pull(source, cache_dir=user_paths(os.environ).cache, progress=progress).path
         return replace(launch, weights=path, checkpoint=str(path))
     named = launch.checkpoint or ""  # a folder that engines read themselves, or a hub name
-    is_there = not named.startswith(("/", "~")) or Path(named).expanduser().exists()
-    if launch.weights is not None or not is_there:
-        hint = (
-            "put it into a folder that all nodes share under the same path, or name a model "
-            "that can be pulled"
+    is_missing = named.startswith(("/", "~")) and not Path(named).expanduser().exists()
+    if launch.weights is not None or is_missing:
+        raise WeightsError(
+            f"`{launch.weights or named}` does not exist on this node",
+            hint="put it into a folder that all nodes share under the same path, or name a model "
+            "that can be pulled",
         )
-        raise WeightsError(f"`{launch.weights or named}` does not exist on this node", hint=hint)
     return launch
 
 
@@ -112,14 +109,14 @@ class ReplicaActor:
 
     def __init__(self, hive: str, launch: Row, policy: Row, key: str) -> None:
         self._hive = hive
-        self._wanted = launch
+        self._document = launch
         self._policy: RestartPolicy = from_document(policy, RestartPolicy)
         self._key = key
         self._incarnation = secrets.token_hex(8)
         self._owner = Ownership()
         self._state: Row = {"state": "starting", "why": None}
-        self._asked: Launch = from_document(launch, Launch)
-        self._launch = self._asked  # with the address, GPUs and weights of this node
+        self._requested: Launch = from_document(launch, Launch)
+        self._launch = self._requested  # with the address, GPUs and weights of this node
         self._replica: Replica | None = None
         self._log: Path | None = None
         self._node: Row = {}
@@ -136,24 +133,24 @@ class ReplicaActor:
         return True
 
     async def describe(self) -> Row:
-        """Return the launch that it was created with, whether it is over, whose it is, and its
-        report.
+        """Return the launch that it was created with, whether it is over, its hive and owner, and
+        its report.
         """
-        whose = {"hive": self._hive, "owner": self._owner.gateway}
         return {
-            "launch": self._wanted,
+            "launch": self._document,
             "over": self._over or self._living.done(),
-            **whose,
+            "hive": self._hive,
+            "owner": self._owner.gateway,
             "row": self._row(),
         }
 
     async def claim(self, gateway: str) -> str:
-        """Return the gateway that it belongs to: this one, unless another one asked recently."""
+        """Return who owns the replica: this gateway, unless another one asked recently."""
         return self._owner.claim(gateway)
 
     async def report(self, gateway: str, since: int, wait_s: float) -> Row:
-        """Return the report of the replica when it differs from version `since`, at the latest
-        after `wait_s`.
+        """Return the report of the replica as soon as it is not version `since`, after `wait_s` at
+        the latest.
         """
         owner = self._owner.claim(gateway)
         if owner != gateway:
@@ -198,9 +195,10 @@ class ReplicaActor:
             if self._over or self._working.cancelled():
                 break
             failures += 1
-            await wait_for_event(self._again, self._explain(self._working.exception(), failures))
+            wait_s = self._report_failure(self._working.exception(), failures)
+            await wait_for_event(self._again, wait_s)
         while watching.done():
-            with contextlib.suppress(Exception):  # the head is away: tried again
+            with contextlib.suppress(Exception):  # the head is lost: tried again
                 await asyncio.to_thread(self._end_self)
             await asyncio.sleep(AGAIN_S)
         watching.cancel()
@@ -212,11 +210,12 @@ class ReplicaActor:
         """
         import ray
 
-        me = ray.get_runtime_context().current_actor
-        remove_group(actor_name(self._hive, self._asked.name))
-        ray.kill(me, no_restart=True)
+        actor = ray.get_runtime_context().current_actor
+        remove_group(actor_name(self._hive, self._requested.name))
+        ray.kill(actor, no_restart=True)
 
     async def _watch_owner(self) -> None:
+        """Stop the replica when no gateway has asked for its reports for too long."""
         passed_s = 0.0
         while not self._owner.pass_time(passed_s):
             looked_at = time.monotonic()
@@ -224,9 +223,9 @@ class ReplicaActor:
             passed_s = min(time.monotonic() - looked_at, LONGEST_LOOK_S)
         self._stop_now()
 
-    def _explain(self, error: BaseException | None, failures: int) -> float | None:
-        """Report why nothing is served; return the seconds until the next attempt, None if only on
-        request.
+    def _report_failure(self, error: BaseException | None, failures: int) -> float | None:
+        """Report why nothing is served. Return the seconds until the next attempt; None: there is
+        one only on request.
         """
         self._replica = None
         if not isinstance(error, SkepError):
@@ -236,9 +235,10 @@ class ReplicaActor:
             why = f"{error.message}; {error.hint}"
         else:
             why = error.message
-        pulled = self._asked.place is not None and self._asked.place.source is not None
-        if not isinstance(error, DoesNotFit) and not (isinstance(error, WeightsError) and pulled):
-            self._say("failed", why)  # what is pulled may be there another time
+        is_pulled = self._requested.place is not None and self._requested.place.source is not None
+        pull_failed = isinstance(error, WeightsError) and is_pulled  # it may succeed another time
+        if not isinstance(error, DoesNotFit) and not pull_failed:
+            self._say("failed", why)
             return None
         wait_s: float = min(AGAIN_S * 2 ** (failures - 1), AGAIN_MOST_S)
         if failures >= self._policy.failures_before_ready:
@@ -252,24 +252,24 @@ class ReplicaActor:
         """Run the engine until it is stopped. Kill leftovers of an earlier engine first."""
         self._say("starting", None)
         self._node = await asyncio.to_thread(_own_node)
-        self._launch = launch = await asyncio.to_thread(self._settled)
+        self._launch = launch = await asyncio.to_thread(self._prepare_launch)
         engine = engine_named(launch.engine, launch.binary)
         await asyncio.to_thread(engine.check, launch)
         # Runs a program once; the reports use the cached answer.
         await asyncio.to_thread(engine.version)
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         self._log = folder / f"{launch.name}.log"
-        with contextlib.closing(StartOrder(engine_ports(os.environ))) as company:
-            replica = Replica(launch, engine, self._log, self._tell, self._policy, company)
+        with contextlib.closing(StartOrder(engine_ports(os.environ))) as start_order:
+            replica = Replica(launch, engine, self._log, self._tell, self._policy, start_order)
             await asyncio.to_thread(kill_marked, replica.mark)
             await asyncio.to_thread(check_cards, launch)
             self._replica = replica
             await replica.run()
 
-    def _settled(self) -> Launch:
+    def _prepare_launch(self) -> Launch:
         """Return the launch with the address, GPUs and weights of this node."""
         launch = replace(
-            self._asked,
+            self._requested,
             host=self._node["address"],
             api_key=self._key,
             gpus=own_cards(self._node["gpus"]),
@@ -279,13 +279,15 @@ class ReplicaActor:
             os.environ.update(dict.fromkeys(VISIBLE.values(), ""))
 
         def progress(done: int, total: int | None) -> None:
-            words = "fetching the weights" + (f", {done * 100 // total} %" if total else "")
-            self._living.get_loop().call_soon_threadsafe(self._say, "fetching", words)
+            text = "fetching the weights"
+            if total:
+                text += f", {done * 100 // total} %"
+            self._living.get_loop().call_soon_threadsafe(self._say, "fetching", text)
 
         return with_local_weights(launch, progress)
 
     def _stop_now(self) -> None:
-        """Stop the engine in order, or cancel what comes before it, such as a pull."""
+        """Stop the engine in good order, or cancel what precedes it, such as a pull."""
         self._over = True
         self._again.set()
         if self._replica is not None:
@@ -303,46 +305,45 @@ class ReplicaActor:
     def _tell(self) -> None:
         self._version += 1
         self._changed.set()
-        self._changed.clear()  # who waits now has heard of it
+        self._changed.clear()  # whoever waits is awake now
 
     def _row(self) -> Row:
         replica = self._replica
         node = self._node
-        told: Row = {**self._state, "launch": self._launch}
+        report: Row = {**self._state, "launch": self._launch}
         if replica is not None and replica.life.state is not ReplicaState.STOPPED:
             life = replica.life
-            told = {
+            report = {
                 "state": life.state.value,
                 "why": life.why,
                 "url": life.url,
                 "restarts": life.restarts,
-            }
-            told |= {
                 "pid": replica.pid,
                 "launch": replica.started,
                 "engine": replica.engine.version(),
+                "checks": replica.checks,
             }
-            told |= {"checks": replica.checks}
-        told |= {"name": self._launch.name, "incarnation": self._incarnation}
-        return to_document(ReplicaReport(**told, node=node.get("name"), node_id=node.get("id")))
+        report |= {"name": self._launch.name, "incarnation": self._incarnation}
+        return to_document(ReplicaReport(**report, node=node.get("name"), node_id=node.get("id")))
 
 
-def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
-    """Return the GPUs by number; none for GPUs with names,
-    which Ray has put into the environment.
+def own_cards(assigned: Sequence[Any]) -> tuple[int, ...]:
+    """Return the assigned GPUs by number; none for GPUs with names, which Ray has put into the
+    environment.
     """
-    if all(str(card).isdecimal() for card in lent):
-        return tuple(sorted(int(card) for card in lent))
+    if all(str(card).isdecimal() for card in assigned):
+        return tuple(sorted(int(card) for card in assigned))
     return ()
 
 
 def check_cards(launch: Launch) -> None:
-    """Raise DoesNotFit if the GPUs lack memory: Ray assigns used ones too."""
+    """Raise DoesNotFit if the GPUs lack free memory: Ray assigns used ones too."""
     if not launch.gpus or launch.engine not in DEFAULT_SHARES:
         return
     cards = read_gpu_memory()
+    room = room_of(launch, cards, weights=None, cache=None)
     try:
-        check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
+        check_free([replace(launch, room=room)], cards)
     except DoesNotFit as error:
         raise DoesNotFit(
             error.message, hint="`nvidia-smi` on that node shows which process uses it"
@@ -354,10 +355,9 @@ def _own_node() -> Row:
     import ray
 
     node_id = ray.get_runtime_context().get_node_id()
-    found = next(
-        (node for node in named_apart(nodes_of(ray.nodes(), {})) if node.id == node_id), None
-    )
-    if found is None:
+    nodes = named_apart(nodes_of(ray.nodes(), {}))
+    own_node = next((node for node in nodes if node.id == node_id), None)
+    if own_node is None:
         raise EngineError(
             f"Ray does not list this node ({node_id[:6]})",
             hint="`skep replica restart` tries again",
@@ -365,8 +365,8 @@ def _own_node() -> Row:
     head = ray.get_runtime_context().gcs_address  # hives of two clusters may have one name
     return {
         "id": node_id,
-        "address": found.address,
-        "name": found.name,
+        "address": own_node.address,
+        "name": own_node.name,
         "gpus": ray.get_gpu_ids(),
         "head": head,
     }

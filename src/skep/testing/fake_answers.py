@@ -74,12 +74,12 @@ class FakeRequest(msgspec.Struct, frozen=True):
         limit = self.room(default_tokens=default_tokens, ctx=ctx)
         if not tokens:
             tokens.append("")
-        kept = tokens[:limit]
+        answer = tokens[:limit]
         finish = "tool_calls" if called else "stop"
         if len(tokens) > limit:
             finish = "length"
-        whole = tuple(call for call in called if call.first < len(kept))
-        return FakeAnswer(tuple(kept), finish, min(len(thoughts), len(kept)), whole)
+        whole = tuple(call for call in called if call.first < len(answer))
+        return FakeAnswer(tuple(answer), finish, min(len(thoughts), len(answer)), whole)
 
 
 def words_of(text: str) -> list[str]:
@@ -124,17 +124,17 @@ class FakeAnswer(msgspec.Struct, frozen=True):
         """Return the reasoning, a third as many tokens as the answer has (a quarter of all), then
         what fits of it.
         """
-        kept = len(self.tokens)
-        while kept + max(1, kept // 3) > room and kept:
-            kept -= 1
-        count = max(1, kept // 3)
+        kept_tokens = len(self.tokens)
+        while kept_tokens + max(1, kept_tokens // 3) > room and kept_tokens:
+            kept_tokens -= 1
+        count = max(1, kept_tokens // 3)
         places = [len(text) * part // count for part in range(count + 1)]
         thoughts = tuple(text[begin:end] for begin, end in pairwise(places))
-        if kept == len(self.tokens):
+        if kept_tokens == len(self.tokens):
             finish = self.finish_reason
         else:
             finish = "length"
-        return FakeAnswer(thoughts + self.tokens[:kept], finish, count)
+        return FakeAnswer(thoughts + self.tokens[:kept_tokens], finish, count)
 
 
 def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
@@ -144,13 +144,17 @@ def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
     if not fields.get(name):
         raise UserError(f"`{name}` is missing")
     max_tokens = limit_of(fields, "max_completion_tokens", "max_tokens")
-    said = fields[name]
-    prompt = last = " ".join(_texts(said))
+    content = fields[name]
+    prompt = last = " ".join(_texts(content))
     turn = None
     if chat:  # empty where messages are not what they should be: then no exact answer is found
-        several = said if isinstance(said, list) else []
-        asked = [one for one in several if isinstance(one, dict) and one.get("role") == "user"]
-        last = " ".join(_texts(asked[-1:]))
+        several = content if isinstance(content, list) else []
+        user_messages = [
+            message
+            for message in several
+            if isinstance(message, dict) and message.get("role") == "user"
+        ]
+        last = " ".join(_texts(user_messages[-1:]))
         turn = read_turn(fields | {"messages": several}, "chat")
     usage = bool((fields.get("stream_options") or {}).get("include_usage"))
     count = len(prompt.split()) + (len(turn.tools_text.split()) if turn else 0)
@@ -209,7 +213,7 @@ def read_answers(path: Path | str) -> tuple[StoredAnswer, ...]:
     """Return lines of `{"prompt": "part of the prompt", "answer": "text", "wrong": "text" or a
     list of texts}`.
     """
-    found = []
+    rules = []
     for line in Path(path).read_text("utf-8").split("\n"):
         if line.strip():
             row = json.loads(line)
@@ -218,8 +222,8 @@ def read_answers(path: Path | str) -> tuple[StoredAnswer, ...]:
                 texts = (wrong,)
             else:
                 texts = tuple(wrong)
-            found.append(StoredAnswer(row["prompt"], row["answer"], texts))
-    return tuple(found)
+            rules.append(StoredAnswer(row["prompt"], row["answer"], texts))
+    return tuple(rules)
 
 
 class LoadShare(msgspec.Struct, frozen=True):
@@ -264,7 +268,9 @@ class QualityPolicy:
         self._stored = stored
         self._quality = quality
         self._chance = Random(quality.seed)
-        self._by_message = {one.prompt: one for one in reversed(stored)}  # of two, the first
+        self._by_message = {
+            answer.prompt: answer for answer in reversed(stored)
+        }  # of two, the first
 
     def decide(self, ask: FakeRequest, *, inside: int) -> AnswerDecision:
         """Answer by what is stored for exactly this message, else by the first whose key the
@@ -273,7 +279,9 @@ class QualityPolicy:
         if self._strikes(self._quality.error, inside):
             return AnswerDecision(fails=True)
         exact = self._by_message.get(ask.last)
-        stored = exact or next((one for one in self._stored if one.prompt in ask.prompt), None)
+        stored = exact or next(
+            (answer for answer in self._stored if answer.prompt in ask.prompt), None
+        )
         if stored is None:
             text = None
         else:
@@ -385,18 +393,18 @@ class StreamEncoder:
         self._usage = usage
         self._calls = {call.first: (number, call) for number, call in enumerate(calls)}
         self._call: int | None = None  # the one whose arguments are being said
-        self._seen = 0
+        self._token_count = 0
         self._role_sent = not head.chat
         self._tokens: list[str] = []  # of the chunk being filled
 
     def token(self, text: str) -> bytes:
-        if self._seen in self._calls:
-            begun = self._begin_call(*self._calls[self._seen])
+        if self._token_count in self._calls:
+            begun = self._begin_call(*self._calls[self._token_count])
         else:
             begun = b""
-        self._seen += 1
+        self._token_count += 1
         self._tokens.append(text)
-        is_end = self._seen == self._thought or self._seen in self._calls
+        is_end = self._token_count == self._thought or self._token_count in self._calls
         if len(self._tokens) < self._per_chunk and not is_end:
             return begun
         return begun + self._content()
@@ -404,7 +412,7 @@ class StreamEncoder:
     def ending(self, finish: str, timings: dict[str, Any]) -> bytes:
         last: list[dict[str, Any]] = [{"choices": [self._choice({}, finish)]}]
         if self._usage:
-            last.append({"choices": [], "usage": self._head.usage(self._seen)})
+            last.append({"choices": [], "usage": self._head.usage(self._token_count)})
         last[-1]["timings"] = timings
         content = self._content() if self._tokens else b""
         return content + b"".join(map(self._event, last)) + b"data: [DONE]\n\n"
@@ -436,7 +444,9 @@ class StreamEncoder:
                 "tool_calls": [{"index": self._call, "function": {"arguments": text}}]
             }
         else:
-            delta = {"reasoning_content" if self._seen <= self._thought else "content": text}
+            delta = {
+                "reasoning_content" if self._token_count <= self._thought else "content": text
+            }
         return self._role() + self._event({"choices": [self._choice(delta, None)]})
 
     def _choice(self, delta: dict[str, Any], finish: str | None) -> dict[str, Any]:

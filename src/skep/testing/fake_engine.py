@@ -108,7 +108,7 @@ class FakeJob:
     options: argparse.Namespace
     fault: InjectedFault | None
     connection: FakeConnection
-    left: Callable[[FakeJob], None]
+    on_leave: Callable[[FakeJob], None]
     late_s: float = 0.0  # before the first token, beside the prefill
     produced: int = 0
 
@@ -143,9 +143,9 @@ class FakeJob:
         if self._timer is not None:
             self._timer.cancel()
         if self._table is not None and self.options.deaf_s:
-            asyncio.get_running_loop().call_later(self.options.deaf_s, self.left, self)
+            asyncio.get_running_loop().call_later(self.options.deaf_s, self.on_leave, self)
         else:
-            self.left(self)
+            self.on_leave(self)
 
     def _wait(self) -> None:
         self._timer = asyncio.get_running_loop().call_at(self._clock.deadline_s, self._tick)
@@ -184,12 +184,12 @@ class FakeJob:
             os._exit(fault.exit_code)
         if fault.kind is FaultKind.CLOSE_MID:
             self.connection.close(reset=fault.reset)
-            self.left(self)
+            self.on_leave(self)
         return True
 
     def _finish(self) -> None:
         timings = self._timings()
-        self.left(self)
+        self.on_leave(self)
         if self._stream is None:
             usage = not self.options.no_usage
             self.connection.send(
@@ -261,11 +261,11 @@ class FakeServer:
         if self.options.control_port is not None:
             loop = asyncio.get_running_loop()
             port = self.options.control_port
-            own = await loop.create_server(
+            listener = await loop.create_server(
                 lambda: FakeConnection(self, counted=False), "127.0.0.1", port
             )
-            report["control"] = f"http://127.0.0.1:{own.sockets[0].getsockname()[1]}"
-            self._own_listener = own
+            report["control"] = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+            self._own_listener = listener
         for fault in self.options.faults:
             self._apply(fault)
         return report
@@ -277,7 +277,9 @@ class FakeServer:
             return
         self.connections.add(connection)
         self.connections_total += 1
-        if (fault := self.faults.take(lambda one: one.kind is FaultKind.SLOW_ACCEPT)) is not None:
+        if (
+            fault := self.faults.take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
+        ) is not None:
             connection.pause(fault.delay_ms / 1000)
         self._changed()
 
@@ -287,15 +289,20 @@ class FakeServer:
         self._changed()
 
     def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
-        shown = request.headers.get("authorization")
+        authorization = request.headers.get("authorization")
         key = self.options.key
-        if key and shown != f"Bearer {key}" and connection.counted and request.path != "/health":
+        if (
+            key
+            and authorization != f"Bearer {key}"
+            and connection.counted
+            and request.path != "/health"
+        ):
             _send_error(connection, 401, "the fake engine wants its key", "authentication_error")
             return
         if request.path.startswith("/fake/"):
             self._steer(request, connection)
             return
-        fault = self.faults.take(lambda one: one.strikes(request.method, request.path))
+        fault = self.faults.take(lambda fault: fault.strikes(request.method, request.path))
         if fault is not None and self._strike(fault, request, connection):
             return
         if time.monotonic() < self._ready_at_s:
@@ -579,11 +586,11 @@ def _send_refusal(connection: FakeConnection, refusal: Refusal) -> None:
     connection.send_json(refusal.status, refusal.body)
 
 
-def is_met(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+def is_met(required: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
     """Counters only grow: reached is enough. Everything else must be equal."""
     return all(
         state[name] >= value if name in COUNTERS else state[name] == value
-        for name, value in wanted.items()
+        for name, value in required.items()
     )
 
 

@@ -120,13 +120,13 @@ class FakeConnection(asyncio.Protocol):
         With `missing_bytes` its head promises more than is sent. `headers`: with _ for
         dashes.
         """
-        told = {
+        fields = {
             "content_type": "application/json",
             "content_length": str(len(body) + missing_bytes),
             **headers,
         }
         self.write(
-            self._head(status, {name.replace("_", "-"): value for name, value in told.items()})
+            self._head(status, {name.replace("_", "-"): value for name, value in fields.items()})
             + body
         )
         if missing_bytes:

@@ -179,12 +179,12 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
         prog="fake_engine", allow_abbrev=False, description="A fake engine for tests."
     )
     parser.add_argument("--preset", choices=list(DATA["presets"]))
-    for name, told in DATA["options"].items():
-        if "type" in told:
-            typed = {"type": kinds[told["type"]]}
+    for name, entry in DATA["options"].items():
+        if "type" in entry:
+            typed = {"type": kinds[entry["type"]]}
         else:
             typed = {}
-        parser.add_argument(f"--{name}", **{**told, **typed})
+        parser.add_argument(f"--{name}", **{**entry, **typed})
     try:
         args = parser.parse_args(argv)
         if args.preset is not None:

@@ -11,7 +11,7 @@ MOST_WORDS = 1_000_000  # of all prompts; then it is empty again, as a cache aft
 
 class PrefixMemory:
     def __init__(self) -> None:
-        self._seen: set[int] = set()  # each is the hash of one beginning
+        self._hashes: set[int] = set()  # each is the hash of one beginning
 
     def cached(self, words: Iterable[str]) -> int:
         """Return how many words are known from earlier prompts, and remember all.
@@ -19,14 +19,14 @@ class PrefixMemory:
         The last one is always computed.
         """
         beginning = 0
-        known = 0
+        known_tokens = 0
         count = 0
-        if len(self._seen) > MOST_WORDS:
-            self._seen.clear()
-        seen = self._seen
+        if len(self._hashes) > MOST_WORDS:
+            self._hashes.clear()
+        hashes = self._hashes
         for count, word in enumerate(words, 1):
             beginning = hash((beginning, word))
-            if known == count - 1 and beginning in seen:
-                known = count
-            seen.add(beginning)
-        return min(known, max(0, count - 1))
+            if known_tokens == count - 1 and beginning in hashes:
+                known_tokens = count
+            hashes.add(beginning)
+        return min(known_tokens, max(0, count - 1))

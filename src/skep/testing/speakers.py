@@ -86,13 +86,13 @@ def run_sglang(argv: list[str]) -> int:
     def routes_of(server: FakeServer) -> dict[tuple[str, str], Route]:
         def figures(_: HttpRequest, connection: FakeConnection) -> None:
             labels = f'{{engine_type="unified",model_name="{model}",tp_rank="0"}}'
-            found = {
+            routes = {
                 "num_running_reqs": server.table.running, "num_queue_reqs": server.table.waiting,
                 "prompt_tokens_total": server.prompt_tokens,
                 "generation_tokens_total": server.output_tokens,
             }  # fmt: skip
             text = "".join(
-                f"sglang:{name}{labels} {float(value)}\n" for name, value in found.items()
+                f"sglang:{name}{labels} {float(value)}\n" for name, value in routes.items()
             )
             connection.send(200, text.encode(), content_type="text/plain; version=0.0.4")
 
@@ -176,15 +176,15 @@ def stored_tags() -> list[str]:
     name.
     """
     root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models", "manifests")
-    found = []
+    problems = []
     for path in sorted(root.glob("*/*/*/*")):
         host, owner, name, tag = path.relative_to(root).parts
         if host != "registry.ollama.ai":
             long = f"{host}/{owner}/{name}"
         else:
             long = f"{owner}/{name}"
-        found.append(f"{long.removeprefix('library/')}:{tag}")
-    return found
+        problems.append(f"{long.removeprefix('library/')}:{tag}")
+    return problems
 
 
 if __name__ == "__main__":

@@ -39,20 +39,20 @@ def forced_call(offer: ToolOffer) -> ToolCall:
     requires nothing.
     """
     schema = offer.schema
-    wanted = schema.get("required") or list(schema.get("properties") or ())
-    return call_of(offer, {name: sample(property_of(schema, name), schema) for name in wanted})
+    required = schema.get("required") or list(schema.get("properties") or ())
+    return call_of(offer, {name: sample(property_of(schema, name), schema) for name in required})
 
 
 def write_call(offers: Iterable[ToolOffer], path: str, content: str) -> ToolCall:
     """Raises UserError where the client has neither a tool that writes files nor a shell."""
-    known = list(offers)
-    for offer in known:
+    offered = list(offers)
+    for offer in offered:
         names = offer.schema.get("properties") or {}
         path_name = first_of(PATHS, names)
         content_name = first_of(CONTENTS, names)
         if WRITERS.match(offer.name) and path_name and content_name:
             return filled(offer, {path_name: path, content_name: content})
-    return shell_call(known, f"printf %s {shlex.quote(content)} > {shlex.quote(path)}")
+    return shell_call(offered, f"printf %s {shlex.quote(content)} > {shlex.quote(path)}")
 
 
 def shell_call(offers: Iterable[ToolOffer], command: str) -> ToolCall:
