@@ -1,4 +1,4 @@
-"""The agents of clients.toml, filled in with what is known of an endpoint.
+"""The agents of clients.toml, with their settings filled in for an endpoint.
 
 Starts nothing and writes nothing.
 """
@@ -19,16 +19,16 @@ import msgspec
 
 from skep.errors import UserError
 
-WAIT_S = 3600  # how long an agent bears the queue of a busy box
+WAIT_S = 3600  # how long an agent waits in the queue of a busy machine
 MOST_OUTPUT = 32_000
-MOST_AGENTS = 10  # what Claude Code and qwen-code take by themselves
-NO_KEY = "none"  # what an endpoint without keys is shown
+MOST_AGENTS = 10  # the default of Claude Code and qwen-code
+NO_KEY = "none"  # sent to an endpoint without keys
 Values = dict[str, Any]
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 class EndpointFacts(msgspec.Struct, frozen=True):
-    """What an agent is told. None: not known, and what needs it is left out."""
+    """What an agent is told of an endpoint. None: not known, and what needs it is left out."""
 
     root: str  # without /v1
     url: str  # with /v1
@@ -38,41 +38,41 @@ class EndpointFacts(msgspec.Struct, frozen=True):
     slots: int | None
     session: str
     now: str  # as ISO 8601 has it
-    own: str = ""  # the path of the first file of our own
+    own_file: str = ""  # the path of the first file that skep keeps for the client
 
     @property
     def output(self) -> int | None:
-        """A quarter of the context at most, so that a request with its answer always fits."""
+        """Return the longest answer in tokens: at most a quarter of the context, so that a request
+        with its answer always fits.
+        """
         if self.context is None:
             return None
         return min(MOST_OUTPUT, self.context // 4)
 
     @property
     def compact_at(self) -> int | None:
-        """Where the conversation is shortened: the answer and some tool results fit behind it."""
+        """Return the tokens at which a conversation is shortened: its answer and some results of
+        tools still fit.
+        """
         if self.context is None or self.output is None:
             return None
         return self.context - self.output - self.context // 20
 
     @property
     def agents(self) -> int | None:
-        """How many sub-agents work at once: each takes a slot."""
+        """Return how many sub-agents work at once: each takes a slot."""
         if self.slots is None:
             return None
         return max(1, min(MOST_AGENTS, self.slots))
 
     def named(self) -> dict[str, str | int | None]:
         limits = {"output": self.output, "compact_at": self.compact_at, "agents": self.agents}
-        return {
-            **msgspec.structs.asdict(self),
-            **limits,
-            "wait_s": WAIT_S,
-            "wait_ms": 1000 * WAIT_S,
-        }
+        waits = {"wait_s": WAIT_S, "wait_ms": 1000 * WAIT_S}
+        return {**msgspec.structs.asdict(self), **limits, **waits}
 
 
 def context_in(entry: Mapping[str, Any]) -> int | None:
-    """Return the tokens that a request may have, as skep, vLLM, others or llama.cpp tell them."""
+    """Return the tokens that a request may have, as skep, vLLM, llama.cpp or others report it."""
     sizes = (
         _table(entry, "skep").get("context"),
         entry.get("max_model_len"),
@@ -91,7 +91,9 @@ def slots_in(entry: Mapping[str, Any]) -> int | None:
 
 def _table(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     table = entry.get(key)
-    return table if isinstance(table, dict) else {}
+    if isinstance(table, dict):
+        return table
+    return {}
 
 
 class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +108,7 @@ class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class OwnFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file that skep keeps for a client.
 
-    `extends`: the user's file whose content it has, too.
+    `extends`: the user's file whose content it also has.
     """
 
     name: str
@@ -118,7 +120,7 @@ class OwnFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One agent as clients.toml has it."""
+    """One agent as clients.toml describes it."""
 
     title: str
     program: str
@@ -144,11 +146,13 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return what belongs into a file of the client's own."""
         if file.variables_at is not None:
             return {file.variables_at: self.variables(facts)}
-        write_values = self.write_values if file is self.files[0] else {}
-        return merged(filled(file.values, facts), filled(write_values, facts))
+        values = filled(file.values, facts)
+        if file is self.files[0]:
+            return merged(values, filled(self.write_values, facts))
+        return merged(values, {})
 
     def started_values(self, facts: EndpointFacts) -> Values:
-        """Return the same for a start, where the key is a variable's."""
+        """Return what the client is started with; the key may be the name of its variable."""
         if self.key_reference is not None:
             facts = msgspec.structs.replace(facts, key=self.key_reference)
         return merged(filled(self.files[0].values, facts), filled(self.start_values, facts))
@@ -164,15 +168,15 @@ def client_named(name: str) -> Client:
     definitions = clients()
     if name in definitions:
         return definitions[name]
-    near = get_close_matches(name.lower(), definitions, 1)
-    instead = f"did you mean `{near[0]}`? " if near else ""
-    raise UserError(
-        f"there is no agent `{name}`", hint=f"{instead}skep knows {', '.join(definitions)}"
-    )
+    hint = f"skep knows {', '.join(definitions)}"
+    similar = get_close_matches(name.lower(), definitions, 1)
+    if similar:
+        hint = f"did you mean `{similar[0]}`? {hint}"
+    raise UserError(f"there is no agent `{name}`", hint=hint)
 
 
 def filled(value: Any, facts: EndpointFacts) -> Any:
-    """Return a value of the table with what is known; None where it needs something unknown."""
+    """Return a value of clients.toml with the facts filled in; None where one is unknown."""
     values = facts.named()
     if isinstance(value, str):
         return _filled_text(value, values)
@@ -185,24 +189,25 @@ def filled(value: Any, facts: EndpointFacts) -> Any:
     return value
 
 
-def _filled_text(text: str, known: Mapping[str, str | int | None]) -> Any:
-    if text[:1] == "{" and text[1:-1] in known and text[-1:] == "}":
-        return known[text[1:-1]]
-    missing = [
-        name for name in _PLACEHOLDER.findall(text) if name in known and known[name] is None
-    ]
-    if missing:
+def _filled_text(text: str, values: Mapping[str, str | int | None]) -> Any:
+    """Return a text with its placeholders filled in; one that is all of it keeps its type."""
+    if text[:1] == "{" and text[1:-1] in values and text[-1:] == "}":
+        return values[text[1:-1]]
+    names = _PLACEHOLDER.findall(text)
+    if any(name in values and values[name] is None for name in names):
         return None
-    return _PLACEHOLDER.sub(lambda match: str(known.get(match[1], match[0])), text)
+    return _PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), text)
 
 
-def merged(values: Values, more: Mapping[str, Any]) -> Values:
-    """Return both, the second before the first."""
+def merged(values: Values, changes: Mapping[str, Any]) -> Values:
+    """Return the values with the changes, table by table."""
     result = dict(values)
-    for key, value in more.items():
+    for key, value in changes.items():
         inner = result.get(key)
-        both_tables = isinstance(inner, dict) and isinstance(value, dict)
-        result[key] = merged(inner, value) if both_tables else value  # type: ignore[arg-type]
+        if isinstance(inner, dict) and isinstance(value, dict):
+            result[key] = merged(inner, value)
+        else:
+            result[key] = value
     return result
 
 
@@ -218,10 +223,11 @@ def leaves(
 
 
 def first_path(paths: list[str], env: Mapping[str, str]) -> Path:
-    """Return the first that exists, else the first whose variable is set."""
+    """Return the first path that exists, else the first whose variable is set."""
     home = Path(env.get("HOME") or Path.home())
-    places = [place for text in paths if (place := _expanded(text, env, home)) is not None]
-    return next((place for place in places if place.exists()), places[0])
+    expanded = [_expanded(text, env, home) for text in paths]
+    candidates = [path for path in expanded if path is not None]
+    return next((path for path in candidates if path.exists()), candidates[0])
 
 
 def _expanded(text: str, env: Mapping[str, str], home: Path) -> Path | None:
@@ -229,11 +235,13 @@ def _expanded(text: str, env: Mapping[str, str], home: Path) -> Path | None:
     if beginning == "~":
         return home / rest
     folder = env.get(beginning.removeprefix("$"))
-    return Path(folder, rest) if folder else None
+    if not folder:
+        return None
+    return Path(folder, rest)
 
 
 def toml_value(value: Any) -> str:
     """Return a string, number, flag or list of these as TOML."""
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
-    return json.dumps(value, ensure_ascii=False)  # TOML knows no pairs of surrogates
+    return json.dumps(value, ensure_ascii=False)  # TOML has no pairs of surrogates

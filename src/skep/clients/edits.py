@@ -37,9 +37,9 @@ def parsed(text: str, kind: str, where: str) -> dict[str, Any]:
     try:
         values = form.parse(text) if text.strip() else {}
     except Exception as error:  # a reader of YAML raises errors of its own
-        what = " ".join(str(error).split())[:200]
+        why = " ".join(str(error).split())[:200]
         raise UserError(
-            f"`{where}` is not {form.title}: {what}", hint="it is unchanged; mend it first"
+            f"`{where}` is not {form.title}: {why}", hint="it is unchanged; mend it first"
         ) from None
     if not isinstance(values, dict):
         raise UserError(f"`{where}` holds no table", hint="it is unchanged; mend it first")
@@ -47,14 +47,15 @@ def parsed(text: str, kind: str, where: str) -> dict[str, Any]:
 
 
 def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str:
-    """Return the text with other values; ABSENT removes one, and the tables that hold nothing
+    """Return the text with other values; ABSENT removes a value, and the tables that are empty
     then.
 
     Such a table may stay where its text has a line of its own, as `[table]` has in TOML.
     """
     has_dos_line_ends = 0 < text.count("\n") == text.count("\r\n")
     if has_dos_line_ends:
-        return edited(text.replace("\r\n", "\n"), kind, where, changes).replace("\n", "\r\n")
+        unix_text = text.replace("\r\n", "\n")
+        return edited(unix_text, kind, where, changes).replace("\n", "\r\n")
     form = FORMATS[kind]
     changed = deepcopy(parsed(text, kind, where))
     removed = [path for path, value in changes.items() if value is ABSENT]
@@ -66,7 +67,7 @@ def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str
             _remove_empty_tables(result, path)
             _remove_empty_tables(changed, path)
         is_exact = result == changed
-    except Exception:  # as above
+    except Exception:  # as in `parsed`
         is_exact = False
     if not is_exact:
         hint = "it is unchanged; `--print` shows what to set by hand"
@@ -75,7 +76,7 @@ def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str
 
 
 def _with_change(form: Format, text: str, changed: dict[str, Any], path: Path, value: Any) -> str:
-    """Return the text with one change, which is made in what is wanted, too."""
+    """Return the text with one change, which is made in the values `changed`, too."""
     present = value_at(changed, path)
     is_same = type(present) is type(value) and present == value  # 0 is not false
     if is_same:
@@ -88,6 +89,7 @@ def _with_change(form: Format, text: str, changed: dict[str, Any], path: Path, v
 
 
 def value_at(values: Any, path: Path) -> Any:
+    """Return the value at a path, or ABSENT."""
     for key in path:
         if not isinstance(values, dict) or key not in values:
             return ABSENT
@@ -113,8 +115,9 @@ def _set_toml(text: str, path: Path, value: Any) -> str:
     start, end = _toml_table(lines, path[:-1])
     line = f"{_toml_key(path[-1:])} = {toml_value(value)}"
     if start is None:
-        gap = [""] if lines and lines[-1].strip() else []
-        return "\n".join([*lines, *gap, f"[{_toml_key(path[:-1])}]", line, ""])
+        if lines and lines[-1].strip():
+            lines.append("")
+        return "\n".join([*lines, f"[{_toml_key(path[:-1])}]", line, ""])
     place = _toml_line(lines, start, end, path[-1])
     if place is not None:
         lines[place] = line + _toml_comment(lines[place])
@@ -129,24 +132,28 @@ def _remove_toml(text: str, path: Path) -> str:
     lines = text.splitlines()
     start, end = _toml_table(lines, path[:-1])
     if start is None:
-        place = None
-    else:
-        place = _toml_line(lines, start, end, path[-1])
-    if start is None or place is None:
+        return text
+    place = _toml_line(lines, start, end, path[-1])
+    if place is None:
         return text
     del lines[place]
-    if start > 0 and not "".join(lines[start : end - 1]).strip():
-        if start > 1 and not lines[start - 2].strip():
-            first = start - 2
-        else:
-            first = start - 1
-        del lines[first : end - 1]
-    return "\n".join([*lines, ""]) if lines else ""
+    is_table_empty = start > 0 and not "".join(lines[start : end - 1]).strip()
+    if is_table_empty:
+        head = start - 1
+        if head > 0 and not lines[head - 1].strip():  # the blank line before it goes too
+            head -= 1
+        del lines[head : end - 1]
+    return _joined(lines)
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _toml_table(lines: Sequence[str], table: Path) -> tuple[int | None, int]:
-    """Return the lines of a table, without its head; of the values before any head for the empty
-    name.
+    """Return where the lines of a table begin and end, without its head; None: there is no table.
+
+    The empty name stands for the values before any head.
     """
     start = 0 if not table else None
     for place, line in enumerate(lines):
@@ -160,7 +167,7 @@ def _toml_table(lines: Sequence[str], table: Path) -> tuple[int | None, int]:
 
 
 def _toml_head(line: str) -> Path | None:
-    """Return the name of the table that begins here."""
+    """Return the name of the table that begins with this line; None: none does."""
     try:
         values: Any = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
@@ -169,10 +176,13 @@ def _toml_head(line: str) -> Path | None:
     while isinstance(values, dict) and values:
         ((key, values),) = values.items()
         path.append(key)
-    return tuple(path) if values == {} else None
+    if values != {}:
+        return None
+    return tuple(path)
 
 
 def _toml_line(lines: Sequence[str], start: int, end: int, key: str) -> int | None:
+    """Return the line that sets a key; None: no line does so alone."""
     for place in range(start, end):
         try:
             values = tomllib.loads(lines[place])
@@ -185,14 +195,16 @@ def _toml_line(lines: Sequence[str], start: int, end: int, key: str) -> int | No
 
 def _toml_comment(line: str) -> str:
     """Return the comment at the end of a line with a value, and the blanks before it."""
-    whole = tomllib.loads(line)
+    values = tomllib.loads(line)
     for place, character in enumerate(line):
-        if character == "#":
-            try:
-                if tomllib.loads(line[:place]) == whole:
-                    return line[len(line[:place].rstrip()) :]
-            except tomllib.TOMLDecodeError:
-                pass
+        if character != "#":
+            continue
+        before = line[:place]
+        try:
+            if tomllib.loads(before) == values:
+                return line[len(before.rstrip()) :]
+        except tomllib.TOMLDecodeError:  # the sign stands in a string
+            pass
     return ""
 
 
@@ -218,7 +230,7 @@ def _set_yaml(text: str, path: Path, value: Any) -> str:
     )
     if place is None:
         if path[0] in (_parse_yaml(text) or {}):
-            # Goose refuses a second line of it.
+            # Goose refuses a second line with the same key.
             raise ValueError("the key is written in another way")
         lines.append(line)
     else:
@@ -227,8 +239,7 @@ def _set_yaml(text: str, path: Path, value: Any) -> str:
 
 
 def _remove_yaml(text: str, path: Path) -> str:
-    lines = [line for line in text.splitlines() if not line.startswith(f"{path[0]}:")]
-    return "\n".join([*lines, ""]) if lines else ""
+    return _joined([line for line in text.splitlines() if not line.startswith(f"{path[0]}:")])
 
 
 FORMATS = {

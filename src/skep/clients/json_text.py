@@ -1,5 +1,5 @@
-"""JSON with comments and trailing commas, as editors write settings: its values, and changes of
-single members.
+"""JSON with comments and trailing commas, as editors write settings: reads its values, and changes
+single members without touching the rest of the text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SCALAR = re.compile(r"[^\s,\]}/]+")
 
 
 class JsonValue:
-    """A value, and where it stands.
+    """A value and its place in the text.
 
     `members` of an object: where each key begins, and its value.
     """
@@ -46,11 +46,14 @@ def _line_of(text: str, place: int) -> int:
 def _skip(text: str, place: int) -> int:
     """Return where blanks and comments end."""
     while place < len(text):
-        if (blank := _BLANK.match(text, place)) is not None:
+        blank = _BLANK.match(text, place)
+        if blank is not None:
             place = blank.end()
         elif text.startswith("//", place):
             end = text.find("\n", place)
-            place = len(text) if end < 0 else end
+            if end < 0:
+                end = len(text)
+            place = end
         elif text.startswith("/*", place):
             end = text.find("*/", place)
             if end < 0:
@@ -69,17 +72,22 @@ def _read_value(text: str, place: int) -> JsonValue:
         _read_array(text, node)
     elif text.startswith('"', place):
         node.value, node.end = _read_string(text, place)
-    elif (scalar := _SCALAR.match(text, place)) is not None:
-        node.end = scalar.end()
-        try:
-            node.value = json.loads(scalar.group())
-        except ValueError:
-            raise ValueError(
-                f"line {_line_of(text, place)}: `{scalar.group()[:40]}` is no value"
-            ) from None
     else:
-        raise ValueError(f"line {_line_of(text, place)}: a value is missing")
+        _read_scalar(text, node)
     return node
+
+
+def _read_scalar(text: str, node: JsonValue) -> None:
+    scalar = _SCALAR.match(text, node.start)
+    if scalar is None:
+        raise ValueError(f"line {_line_of(text, node.start)}: a value is missing")
+    node.end = scalar.end()
+    try:
+        node.value = json.loads(scalar.group())
+    except ValueError:
+        raise ValueError(
+            f"line {_line_of(text, node.start)}: `{scalar.group()[:40]}` is no value"
+        ) from None
 
 
 def _read_string(text: str, place: int) -> tuple[str, int]:
@@ -120,6 +128,7 @@ def _read_array(text: str, node: JsonValue) -> None:
 
 
 def _after_part(text: str, node: JsonValue, place: int, end: str) -> int:
+    """Return where the next member or value begins, or the sign that ends them."""
     place = _skip(text, place)
     node.trailing_comma = None
     if text.startswith(",", place):
@@ -149,58 +158,69 @@ def set_member(text: str, path: Sequence[str], value: Any) -> str:
 
 
 def _with_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
+    """Return the text with one more member in an object, written as its last one is."""
     assert inner.members is not None
     if not inner.members:
-        outer = _indent_at(text, inner.start)
-        indent = outer + "  "
-        member = f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
-        between = text[inner.start + 1 : inner.end - 1].rstrip()  # comments
-        return f"{text[: inner.start]}{{{between}\n{indent}{member}\n{outer}}}{text[inner.end :]}"
+        return _with_first_member(text, inner, key, value)
     begin, last = [*inner.members.values()][-1]
     indent = _indent_at(text, begin)
-    member = f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
-    stands_alone = text[text.rfind("\n", 0, begin) + 1 : begin].strip() == ""
-    gap = f"\n{indent}" if stands_alone else " "
+    member = _written_member(key, value, indent)
+    line_start = text.rfind("\n", 0, begin) + 1
+    has_own_line = text[line_start:begin].strip() == ""
+    gap = f"\n{indent}" if has_own_line else " "
     if inner.trailing_comma is not None:
         place = inner.trailing_comma + 1
         return f"{text[:place]}{gap}{member},{text[place:]}"
     return f"{text[: last.end]},{gap}{member}{text[last.end :]}"
 
 
+def _with_first_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
+    outer_indent = _indent_at(text, inner.start)
+    indent = outer_indent + "  "
+    comments = text[inner.start + 1 : inner.end - 1].rstrip()
+    lines = f"{comments}\n{indent}{_written_member(key, value, indent)}\n{outer_indent}"
+    return f"{text[: inner.start]}{{{lines}}}{text[inner.end :]}"
+
+
 def remove_member(text: str, path: Sequence[str]) -> str:
-    """Return the text without the value at the path,
-    and without the objects that are empty then.
+    """Return the text without the value at the path, and without the objects that are empty
+    then.
     """
-    root = _read(text)
-    outer = [root]
+    nodes = [_read(text)]
     for key in path:
-        members = outer[-1].members
+        members = nodes[-1].members
         if members is None or key not in members:
             return text
-        outer.append(members[key][1])
+        nodes.append(members[key][1])
     depth = len(path) - 1
-    while depth > 0 and len(outer[depth].value) == 1:
+    while depth > 0 and len(nodes[depth].value) == 1:
         depth -= 1
-    return _without_member(text, outer[depth], path[depth])
+    return _without_member(text, nodes[depth], path[depth])
 
 
 def _without_member(text: str, inner: JsonValue, key: str) -> str:
     assert inner.members is not None
     keys = [*inner.members]
-    place = keys.index(key)
-    begin, member = inner.members[key]
     if len(keys) == 1:
         return f"{text[: inner.start]}{{}}{text[inner.end :]}"
+    place = keys.index(key)
+    begin, member = inner.members[key]
     if place + 1 < len(keys):
-        return text[:begin] + text[inner.members[keys[place + 1]][0] :]
-    before = inner.members[keys[place - 1]][1]
+        next_begin, _ = inner.members[keys[place + 1]]
+        return text[:begin] + text[next_begin:]
+    _, before = inner.members[keys[place - 1]]
     return text[: before.end] + text[member.end :]
 
 
 def _indent_at(text: str, place: int) -> str:
     """Return the blanks at the beginning of the line."""
     line = text[text.rfind("\n", 0, place) + 1 : place]
-    return line[: len(line) - len(line.lstrip(" \t"))]
+    length = len(line) - len(line.lstrip(" \t"))
+    return line[:length]
+
+
+def _written_member(key: str, value: Any, indent: str) -> str:
+    return f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
 
 
 def _written(value: Any, indent: str) -> str:

@@ -1,5 +1,5 @@
-"""How a client is started: variables, arguments, files of our own; and the same as lines for a
-shell.
+"""How a client is started: its variables, arguments and the files that skep keeps for it; and the
+same as lines for a shell.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HIDDEN_KEY = "@@the-key-of-skep@@"  # stands for the key in what is shown
 
 
 class ClientStart(msgspec.Struct, frozen=True):
-    """What is set before the client runs. The contents of files are by path."""
+    """What a client is started with. The contents of files are by path."""
 
     program: str
     args: list[str]
@@ -55,30 +55,35 @@ def start_of(
     `folder`: of the files of our own, with one for each endpoint and model in it.
     """
     mark = sha256(f"{facts.root} {facts.model}".encode()).hexdigest()[:8]
-    places = [folder / client.program / mark / file.name for file in client.own_files]
-    facts = msgspec.structs.replace(facts, own=str(places[0]) if places else "")
+    own_paths = [folder / client.program / mark / file.name for file in client.own_files]
+    if own_paths:
+        facts = msgspec.structs.replace(facts, own_file=str(own_paths[0]))
     values = client.started_values(facts)
     variables = client.variables(facts)
     files: dict[str, str] = {}
-    for place, file in zip(places, client.own_files, strict=True):
-        files[str(place)] = _own_text(file, values, facts, env)
+    for path, file in zip(own_paths, client.own_files, strict=True):
+        files[str(path)] = _own_text(file, values, facts, env)
         if file.variable is not None:
-            variables[file.variable] = str(place.parent if file.is_folder else place)
+            variables[file.variable] = str(path.parent if file.is_folder else path)
     if client.content_variable is not None:
         variables[client.content_variable] = json.dumps(values)
     args = filled(client.args, facts)
     if client.flag is not None:
-        for path, value in leaves(values):
-            args += [client.flag, f"{'.'.join(path)}={toml_value(value)}"]
+        for names, value in leaves(values):
+            args += [client.flag, f"{'.'.join(names)}={toml_value(value)}"]
     return ClientStart(client.program, args, variables, client.unset, files)
 
 
 def _own_text(
     file: OwnFile, values: dict[str, Any], facts: EndpointFacts, env: Mapping[str, str]
 ) -> str:
+    """Return what a file of skep's own holds: its values over those of the user's file."""
     content = filled(file.values, facts) if file.values else values
-    if file.extends and (users := first_path(file.extends, env)).exists():
-        content = merged(parsed(read_user_text(users), "json", str(users)), content)
+    if file.extends:
+        user_path = first_path(file.extends, env)
+        if user_path.exists():
+            user_values = parsed(read_user_text(user_path), "json", str(user_path))
+            content = merged(user_values, content)
     return file.wrap.replace("{json}", json.dumps(content, indent=2))
 
 
@@ -86,16 +91,18 @@ def shell_lines(start: ClientStart, arguments: tuple[str, ...], key_variable: st
     """Return lines that do the same in a shell; the key stands there as its variable."""
     lines = []
     for path, text in start.files.items():
-        place = shlex.quote(path)
+        file = shlex.quote(path)
         folder = shlex.quote(str(Path(path).parent))
-        lines.append(f"mkdir -p {folder} && touch {place} && chmod 600 {place}")
-        lines += [f"cat > {place} <<SKEP", _in_document(text, key_variable).rstrip("\n"), "SKEP"]
+        lines.append(f"mkdir -p {folder} && touch {file} && chmod 600 {file}")
+        lines.append(f"cat > {file} <<SKEP")
+        lines.append(_in_document(text, key_variable).rstrip("\n"))
+        lines.append("SKEP")
     lines += [f"unset {name}" for name in start.unset]
-    lines += [f"export {name}={_quoted(value, key_variable)}" for name, value in start.env.items()]
-    return [
-        *lines,
-        " ".join(_quoted(word, key_variable) for word in (start.program, *start.args, *arguments)),
-    ]
+    for name, value in start.env.items():
+        lines.append(f"export {name}={_quoted(value, key_variable)}")
+    command = (start.program, *start.args, *arguments)
+    lines.append(" ".join(_quoted(word, key_variable) for word in command))
+    return lines
 
 
 def shown(value: str, key_variable: str) -> str:
@@ -104,6 +111,7 @@ def shown(value: str, key_variable: str) -> str:
 
 
 def _quoted(value: str, key_variable: str) -> str:
+    """Return a word for the shell, in which the key's variable is still replaced."""
     parts = [shlex.quote(part) if part else "" for part in value.split(HIDDEN_KEY)]
     if len(parts) > 1:
         return f'"${key_variable}"'.join(parts)
@@ -111,6 +119,7 @@ def _quoted(value: str, key_variable: str) -> str:
 
 
 def _in_document(text: str, key_variable: str) -> str:
+    """Return a text for a here-document, in which only the key's variable is replaced."""
     for special in ("\\", "$", "`"):
         text = text.replace(special, f"\\{special}")
     return shown(text, key_variable)

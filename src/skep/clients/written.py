@@ -1,6 +1,6 @@
 """Settings merged into a client's own files, with a backup of each, and taken out again.
 
-A record below skep's state folder says what was written where. A file that nobody changed since
+A record below skep's state folder lists what was written where. A file that nobody changed since
 comes back byte by byte; in one that somebody changed, only the values that skep wrote go back to
 what they were."""
 
@@ -63,7 +63,7 @@ def write_settings(
     changes: list[FileChange] = []
     written: list[WrittenFile] = []
     for file in client.files:
-        path = Path(os.path.realpath(first_path(file.paths, env)))  # a link to it stays
+        path = Path(os.path.realpath(first_path(file.paths, env)))  # a link to the file stays
         before = _text_at(path)
         mode = _mode_of(path, before)
         values = dict(leaves(client.written_values(file, facts)))
@@ -77,9 +77,9 @@ def write_settings(
         else:
             record = _next_record(earlier, before=before, after=after, values=values)
             origin = _origin_of(earlier, record_path)
-        _edited_back(record, after, origin)  # what could not be taken out again is not written
-        private_mode = mode & 0o700
-        changes.append(FileChange(path, before, after, mode, private_mode if has_key else mode))
+        _edited_back(record, after, origin)  # raises: what cannot be taken out is not written
+        mode_after = mode & 0o700 if has_key else mode
+        changes.append(FileChange(path, before, after, mode_before=mode, mode=mode_after))
         records[str(path)] = record
         written.append(record)
     _apply([*changes, _record_change(record_path, [*records.values()])])
@@ -87,9 +87,9 @@ def write_settings(
 
 
 def _text_at(path: Path) -> str | None:
-    """Return what a file holds, with its own ends of lines; None: there is no file.
+    """Return what a file holds, with its own line ends; None: there is no file.
 
-    Raise UserError where skep is not to replace it.
+    Raise UserError where skep cannot or must not replace it.
     """
     try:
         status = path.stat()
@@ -153,10 +153,12 @@ def _pairs(values: Values) -> list[tuple[list[str], Any]]:
 
 
 def _free_name(path: Path) -> Path:
-    names = (
-        f"{path.name}.before-skep{'' if number == 1 else f'-{number}'}" for number in count(1)
-    )
-    return next(place for name in names if not os.path.lexists(place := path.with_name(name)))
+    """Return a name for the backup of a file that nothing has yet."""
+    backup = path.with_name(f"{path.name}.before-skep")
+    numbers = count(2)
+    while os.path.lexists(backup):
+        backup = path.with_name(f"{path.name}.before-skep-{next(numbers)}")
+    return backup
 
 
 def _digest(text: str) -> str:
@@ -171,12 +173,14 @@ def _apply(changes: Sequence[FileChange]) -> None:
             begun.append(change)
             _put(change.path, change.after, change.mode)
     except BaseException as error:
-        restored = _take_back(begun)
+        unrestored_path = _take_back(begun)
         if not isinstance(error, OSError):
             raise
         hint = "nothing was changed; `--print` needs no file"
-        if restored is not None:
-            hint = f"`{restored}` has what skep wrote; what stood there before lies beside it"
+        if unrestored_path is not None:
+            hint = (
+                f"`{unrestored_path}` has what skep wrote; what stood there before lies beside it"
+            )
         message = f"`{begun[-1].path}` cannot be written: {error.strerror}"
         raise UserError(message, hint=hint) from None
 
@@ -190,9 +194,9 @@ def _put(path: Path, text: str | None, mode: int) -> None:
 
 
 def _take_back(begun: Sequence[FileChange]) -> Path | None:
-    """Undo changes, the last one first: a backup goes after its file has come back.
+    """Undo changes, the last one first: a backup is removed after its file is restored.
 
-    Return the file that cannot be brought back.
+    Return the path that cannot be restored; None: all are.
     """
     for change in reversed(begun):
         try:
@@ -204,7 +208,7 @@ def _take_back(begun: Sequence[FileChange]) -> Path | None:
 
 
 def undo_settings(client: Client, record_path: Path) -> list[str]:
-    """Take out of the client's files what was written, and return what was done to each."""
+    """Take out of the client's files what skep wrote. Return what was done to each, in words."""
     records = _read_record(record_path)
     if not records:
         hint = f"`skep agent {client.program} --write`"
@@ -237,15 +241,17 @@ def _origin_of(file: WrittenFile, record_path: Path) -> str | None:
 
 
 def _undone_text(file: WrittenFile, present: str | None, origin: str | None) -> str | None:
-    """Return what belongs into the file; None: there is to be none."""
-    is_as_left = present is not None and not file.is_touched and _digest(present) == file.digest
-    if present is None or is_as_left:
+    """Return what the file is to hold without skep's values; None: it is to be removed."""
+    if present is None:
+        return origin
+    is_unchanged = not file.is_touched and _digest(present) == file.digest
+    if is_unchanged:
         return origin
     return _edited_back(file, present, origin)
 
 
 def _edited_back(file: WrittenFile, text: str, origin: str | None) -> str:
-    """Return the text with the values that skep wrote, and that are still there, as they were."""
+    """Return the text in which the values that skep wrote, and that still stand, are as before."""
     earlier = parsed(origin or "", file.format, str(file.backup))
     present = parsed(text, file.format, file.path)
     changes = {
@@ -265,11 +271,10 @@ def _sentence(path: Path, text: str | None, origin: str | None) -> str:
 
 
 def _record_change(record_path: Path, records: Sequence[WrittenFile]) -> FileChange:
-    """Return the change of the record; one of no file is removed."""
+    """Return the change of the record; a record of no file is removed."""
+    before = None
     if record_path.exists():
         before = record_path.read_text(encoding="utf-8")
-    else:
-        before = None
     after = msgspec.json.encode(records).decode() if records else None
     return FileChange(record_path, before, after, 0o600, 0o600)
 

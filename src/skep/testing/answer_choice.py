@@ -1,5 +1,5 @@
-"""Decides each request once, when it comes: refused, or answered with which words and calls of
-tools.
+"""Decides each request once, when it arrives: whether it is refused, and which words and calls of
+tools answer it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skep.testing.tool_calls import ToolCall, forced_call
 
 
 class ChosenAnswer(msgspec.Struct, frozen=True):
-    """Either `refusal` or `answer`."""
+    """How a request is answered: it has either a `refusal` or an `answer`."""
 
     refusal: Refusal | None = None
     answer: FakeAnswer | None = None
@@ -41,33 +41,34 @@ class AnswerChoice:
         self.script = AgentScript(options.script)
 
     def choose(self, ask: FakeRequest, *, inside: int) -> ChosenAnswer:
-        """`inside`: requests in the engine, with this one.
+        """Return the answer of a request. Raise UserError for what the script cannot do.
 
-        Raises UserError for what the script cannot do.
+        `inside`: the requests in the engine, with this one.
         """
         refusal = self._refusal(ask)
         if refusal is not None:
             return ChosenAnswer(refusal)
         decision = self._quality.decide(ask, inside=inside)
         if decision.fails:
-            words = "the fake engine fails under load as asked"
-            return ChosenAnswer(plain_refusal(500, words, "server_error", ask.dialect))
+            message = "the fake engine fails under load as asked"
+            return ChosenAnswer(plain_refusal(500, message, "server_error", ask.dialect))
         reply = self._reply(ask)
         if reply is not None and reply.error is not None:
             return ChosenAnswer(self._scripted_refusal(ask, reply.error))
         answer = self._answer(ask, reply, decision.text)
         if decision.cut:
             answer = answer.halved()
-        if self._options.prefix_cache == "off":
-            cached = 0
-        else:
-            cached = self._prefixes.cached(all_words(ask))
-        cut_after = reply.cut_after if reply is not None else None
-        if reply is not None:
-            late_s = reply.first_token_s * self._options.time_scale
-        else:
-            late_s = 0.0
-        return ChosenAnswer(None, answer, cached, cut_after, late_s)
+        cached_tokens = 0
+        if self._options.prefix_cache != "off":
+            cached_tokens = self._prefixes.cached(all_words(ask))
+        if reply is None:
+            return ChosenAnswer(answer=answer, cached_tokens=cached_tokens)
+        return ChosenAnswer(
+            answer=answer,
+            cached_tokens=cached_tokens,
+            cut_after=reply.cut_after,
+            late_s=reply.first_token_s * self._options.time_scale,
+        )
 
     def _reply(self, ask: FakeRequest) -> ScriptedReply | None:
         if ask.turn is None:
@@ -83,10 +84,9 @@ class AnswerChoice:
         output = ask.max_tokens or 0
         if options.speaks == "vllm" and prompt + output > options.ctx:
             return output_refusal(ask.dialect, output=output, prompt=prompt, ctx=options.ctx)
-        if options.tool_calls == "refused" and ask.turn is not None and ask.turn.tools:
-            if ask.turn.choice == "auto":
-                return parser_refusal(ask.dialect)
-            return None
+        chooses_tools = ask.turn is not None and ask.turn.tools and ask.turn.choice == "auto"
+        if options.tool_calls == "refused" and chooses_tools:
+            return parser_refusal(ask.dialect)
         return None
 
     def _scripted_refusal(self, ask: FakeRequest, error: str) -> Refusal:
@@ -107,10 +107,10 @@ class AnswerChoice:
             bool(turn.tools) or ask.dialect in ("messages", "responses")
         )
         if reply is None and not is_agent:
-            words = ask.answer(text=stored, **limits)
+            answer = ask.answer(text=stored, **limits)
             if options.reasoning is not None and ask.chat:
-                words = words.after_thinking(options.reasoning, room=ask.room(**limits))
-            return words
+                answer = answer.after_thinking(options.reasoning, room=ask.room(**limits))
+            return answer
         assert turn is not None
         calls = self._calls(turn, reply)
         thinking = options.reasoning or ""
@@ -119,18 +119,12 @@ class AnswerChoice:
             thinking = reply.thinking
             text = reply.text
         if text is None:
-            if calls:
-                text = ""
-            else:
-                text = words_until(options.default_tokens)
-        if options.tool_calls == "text" and calls:
+            text = "" if calls else words_until(options.default_tokens)
+        if options.tool_calls == "text":
             text += "".join(map(as_text, calls))
             calls = ()
         elif options.tool_calls == "broken":
-            calls = tuple(
-                msgspec.structs.replace(call, arguments=call.arguments[:-1] or "{")
-                for call in calls
-            )
+            calls = tuple(map(broken_call, calls))
         return ask.agent_answer(thinking=thinking, text=text, calls=calls, **limits)
 
     def _calls(self, turn: AgentTurn, reply: ScriptedReply | None) -> tuple[ToolCall, ...]:
@@ -145,28 +139,32 @@ class AnswerChoice:
         if calls or turn.choice != "required":
             return calls
         if turn.named is not None:
-            named = turn.tool(turn.named)
+            tool = turn.tool(turn.named)
         else:
-            named = turn.tools[0]
-        assert named is not None
+            tool = turn.tools[0]
+        assert tool is not None
         with malformed_is_refused():
-            return (forced_call(named),)
+            return (forced_call(tool),)
 
 
 def all_words(ask: FakeRequest) -> list[str]:
     """Return the words of the prompt, those of its tools first."""
+    words = ask.prompt.split()
     if ask.turn is not None:
-        tools = ask.turn.tools_text.split()
-    else:
-        tools = []
-    return tools + ask.prompt.split()
+        return ask.turn.tools_text.split() + words
+    return words
 
 
 def words_until(count: int) -> str:
     return " ".join(WORDS[place % len(WORDS)] for place in range(count))
 
 
+def broken_call(call: ToolCall) -> ToolCall:
+    """Return the call with arguments that are no JSON."""
+    return msgspec.structs.replace(call, arguments=call.arguments[:-1] or "{")
+
+
 def as_text(call: ToolCall) -> str:
-    """As a model writes a call that nobody parses."""
+    """Return a call as a model writes one that nobody parses."""
     content = {"name": call.name, "arguments": json.loads(call.arguments)}
     return f"\n<tool_call>\n{json.dumps(content)}\n</tool_call>"

@@ -1,9 +1,9 @@
-"""What was asked, which words answer it, well or badly, and the bytes they become. One word is one
-token.
+"""The requests of the fake engine, the words that answer them, rightly or wrongly, and the bytes
+that these become. One word is one token.
 
 Pure but for `QualityPolicy`'s one source of chance, `Random(seed)`, drawn in the order in which
-requests come: the same requests in the same order meet the same fate, while clients that race each
-other meet another one each time."""
+requests come: the same requests in the same order have the same result, while clients that race
+each other have another one each time."""
 
 from __future__ import annotations
 
@@ -51,44 +51,51 @@ class FakeRequest(msgspec.Struct, frozen=True):
             words = words_of(text) or [""]
             natural = len(words)
         else:
-            words = [
-                WORDS[i % len(WORDS)] if i == 0 else " " + WORDS[i % len(WORDS)]
-                for i in range(limit)
-            ]
+            words = [" " + WORDS[place % len(WORDS)] for place in range(limit)]
+            if words:
+                words[0] = words[0].lstrip()
             if self.max_tokens is None:
                 natural = default_tokens
             else:
                 natural = limit + 1
-        return FakeAnswer(tuple(words[:limit]), "stop" if natural <= limit else "length")
+        finish = "stop" if natural <= limit else "length"
+        return FakeAnswer(tuple(words[:limit]), finish)
 
     def agent_answer(
         self, *, thinking: str, text: str, calls: Sequence[ToolCall], default_tokens: int, ctx: int
     ) -> FakeAnswer:
-        """Return what is thought, said and called, as far as it fits."""
+        """Return thinking, text and calls, as far as they fit."""
         thoughts = words_of(thinking)
         tokens = [*thoughts, *words_of(text)]
-        called = []
+        fake_calls = []
         for call in calls:
-            called.append(FakeCall(call.name, len(tokens), call.namespace))
+            fake_calls.append(FakeCall(call.name, len(tokens), call.namespace))
             tokens += words_of(call.arguments)
         limit = self.room(default_tokens=default_tokens, ctx=ctx)
         if not tokens:
             tokens.append("")
-        answer = tokens[:limit]
-        finish = "tool_calls" if called else "stop"
+        fitting = tokens[:limit]
         if len(tokens) > limit:
             finish = "length"
-        whole = tuple(call for call in called if call.first < len(answer))
-        return FakeAnswer(tuple(answer), finish, min(len(thoughts), len(answer)), whole)
+        elif fake_calls:
+            finish = "tool_calls"
+        else:
+            finish = "stop"
+        return FakeAnswer(
+            tokens=tuple(fitting),
+            finish_reason=finish,
+            thought=min(len(thoughts), len(fitting)),
+            calls=tuple(call for call in fake_calls if call.first < len(fitting)),
+        )
 
 
 def words_of(text: str) -> list[str]:
-    """Return pieces that join to the text again, one word each with the white space before it."""
+    """Return the words of a text, each with the white space before it: joined, they are it."""
     return re.findall(r"\s*\S+(?:\s+$)?", text)
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
-    """`wrong`: what is said instead where this one is answered wrongly; one of them."""
+    """The right answer to a prompt. `wrong`: what is given instead of it, one of them."""
 
     prompt: str  # the last user message, or a part of the prompt
     text: str
@@ -97,7 +104,7 @@ class StoredAnswer(msgspec.Struct, frozen=True):
 
 class FakeCall(msgspec.Struct, frozen=True):
     name: str
-    # the place of the first token of its arguments, which end with the next call or the answer
+    # The place of the first token of its arguments, which end with the next call or the answer.
     first: int
     namespace: str | None = None
 
@@ -117,12 +124,13 @@ class FakeAnswer(msgspec.Struct, frozen=True):
         ]
 
     def halved(self) -> FakeAnswer:
-        """Half of its tokens, rounded down, but at least one; it ended at a limit."""
+        """Return half of its tokens, rounded down, but at least one; it ended at a limit."""
         return FakeAnswer(self.tokens[: max(1, len(self.tokens) // 2)], "length")
 
     def after_thinking(self, text: str, *, room: int) -> FakeAnswer:
-        """Return the reasoning, a third as many tokens as the answer has (a quarter of all), then
-        what fits of it.
+        """Return the answer, as far as it fits, with reasoning before it.
+
+        The reasoning has a third as many tokens as the answer: a quarter of all.
         """
         kept_tokens = len(self.tokens)
         while kept_tokens + max(1, kept_tokens // 3) > room and kept_tokens:
@@ -138,51 +146,60 @@ class FakeAnswer(msgspec.Struct, frozen=True):
 
 
 def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
-    """A chat or a plain completion."""
+    """Return the request of a chat or a plain completion."""
     fields = json_object(body)
     name = "messages" if chat else "prompt"
     if not fields.get(name):
         raise UserError(f"`{name}` is missing")
     max_tokens = limit_of(fields, "max_completion_tokens", "max_tokens")
     content = fields[name]
-    prompt = last = " ".join(_texts(content))
+    prompt = " ".join(_texts(content))
+    prompt_tokens = len(prompt.split())
+    last = prompt
     turn = None
-    if chat:  # empty where messages are not what they should be: then no exact answer is found
-        several = content if isinstance(content, list) else []
+    if chat:
+        # None where the field is not a list: then `last` is empty and no exact answer is found.
+        messages = content if isinstance(content, list) else []
         user_messages = [
             message
-            for message in several
+            for message in messages
             if isinstance(message, dict) and message.get("role") == "user"
         ]
         last = " ".join(_texts(user_messages[-1:]))
-        turn = read_turn(fields | {"messages": several}, "chat")
-    usage = bool((fields.get("stream_options") or {}).get("include_usage"))
-    count = len(prompt.split()) + (len(turn.tools_text.split()) if turn else 0)
-    dialect = "chat" if chat else "completions"
+        turn = read_turn(fields | {"messages": messages}, "chat")
+        prompt_tokens += len(turn.tools_text.split())
+    stream_options = fields.get("stream_options") or {}
     return FakeRequest(
-        chat, bool(fields.get("stream")), usage, prompt, count, max_tokens, last, dialect, turn
+        chat=chat,
+        stream=bool(fields.get("stream")),
+        include_usage=bool(stream_options.get("include_usage")),
+        prompt=prompt,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        last=last,
+        dialect="chat" if chat else "completions",
+        turn=turn,
     )
 
 
 def parse_agent_request(body: bytes, dialect: str) -> FakeRequest:
-    """`messages` or `responses`."""
+    """Return the request of an agent, in the dialect `messages` or `responses`."""
     fields = json_object(body)
     name = {"messages": "messages", "responses": "input"}[dialect]
     if not fields.get(name):
         raise UserError(f"`{name}` is missing")
     max_tokens = limit_of(fields, "max_tokens", "max_output_tokens")
     turn = read_turn(fields, dialect)
-    count = len(turn.prompt.split()) + len(turn.tools_text.split())
     return FakeRequest(
-        True,
-        bool(fields.get("stream")),
-        True,
-        turn.prompt,
-        count,
-        max_tokens,
-        turn.latest,
-        dialect,
-        turn,
+        chat=True,
+        stream=bool(fields.get("stream")),
+        include_usage=True,
+        prompt=turn.prompt,
+        prompt_tokens=len(turn.prompt.split()) + len(turn.tools_text.split()),
+        max_tokens=max_tokens,
+        last=turn.latest,
+        dialect=dialect,
+        turn=turn,
     )
 
 
@@ -213,7 +230,7 @@ def read_answers(path: Path | str) -> tuple[StoredAnswer, ...]:
     """Return lines of `{"prompt": "part of the prompt", "answer": "text", "wrong": "text" or a
     list of texts}`.
     """
-    rules = []
+    answers = []
     for line in Path(path).read_text("utf-8").split("\n"):
         if line.strip():
             row = json.loads(line)
@@ -222,8 +239,8 @@ def read_answers(path: Path | str) -> tuple[StoredAnswer, ...]:
                 texts = (wrong,)
             else:
                 texts = tuple(wrong)
-            rules.append(StoredAnswer(row["prompt"], row["answer"], texts))
-    return tuple(rules)
+            answers.append(StoredAnswer(row["prompt"], row["answer"], texts))
+    return tuple(answers)
 
 
 class LoadShare(msgspec.Struct, frozen=True):
@@ -234,13 +251,15 @@ class LoadShare(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`4:0.15`."""
+        """Parse `4:0.15`, load and share."""
         load, _, share = text.partition(":")
         return cls(int(load), float(share))
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """`wrong_share` is of prompts, the same ones at every request; all else is chance, request by
+    """How well the engine answers.
+
+    `wrong_share` is of prompts, the same ones at every request; all else is chance, request by
     request.
     """
 
@@ -259,7 +278,7 @@ class AnswerDecision(msgspec.Struct, frozen=True):
 
 
 class QualityPolicy:
-    """Decides each request once, when it comes.
+    """Decides each request once, when it arrives.
 
     A prompt without a stored answer is never answered wrongly.
     """
@@ -273,8 +292,8 @@ class QualityPolicy:
         }  # of two, the first
 
     def decide(self, ask: FakeRequest, *, inside: int) -> AnswerDecision:
-        """Answer by what is stored for exactly this message, else by the first whose key the
-        prompt holds.
+        """Return the answer that is stored for exactly this message, else the first one whose key
+        the prompt contains, rightly or wrongly.
         """
         if self._strikes(self._quality.error, inside):
             return AnswerDecision(fails=True)
@@ -373,9 +392,9 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
 
 class StreamEncoder:
-    """One streamed answer.
+    """Encodes one streamed answer.
 
-    Call `token` for each token, `ending` once. `per_chunk`: tokens of one event.
+    Call `token` for each token and `ending` once. `per_chunk`: the tokens of one event.
     """
 
     def __init__(
@@ -392,22 +411,22 @@ class StreamEncoder:
         self._per_chunk = per_chunk
         self._usage = usage
         self._calls = {call.first: (number, call) for number, call in enumerate(calls)}
-        self._call: int | None = None  # the one whose arguments are being said
+        self._call: int | None = None  # the number of the call whose arguments are being sent
         self._token_count = 0
         self._role_sent = not head.chat
         self._tokens: list[str] = []  # of the chunk being filled
 
     def token(self, text: str) -> bytes:
         if self._token_count in self._calls:
-            begun = self._begin_call(*self._calls[self._token_count])
+            events = self._begin_call(*self._calls[self._token_count])
         else:
-            begun = b""
+            events = b""
         self._token_count += 1
         self._tokens.append(text)
         is_end = self._token_count == self._thought or self._token_count in self._calls
         if len(self._tokens) < self._per_chunk and not is_end:
-            return begun
-        return begun + self._content()
+            return events
+        return events + self._content()
 
     def ending(self, finish: str, timings: dict[str, Any]) -> bytes:
         last: list[dict[str, Any]] = [{"choices": [self._choice({}, finish)]}]
@@ -419,16 +438,14 @@ class StreamEncoder:
 
     def _begin_call(self, number: int, call: FakeCall) -> bytes:
         self._call = number
-        function = {"name": call.name, "arguments": ""}
-        begun = {
+        empty_call = {
             "index": number,
             "id": f"{self._head.call_id}_{number}",
             "type": "function",
-            "function": function,
+            "function": {"name": call.name, "arguments": ""},
         }
-        return self._role() + self._event(
-            {"choices": [self._choice({"tool_calls": [begun]}, None)]}
-        )
+        choice = self._choice({"tool_calls": [empty_call]}, None)
+        return self._role() + self._event({"choices": [choice]})
 
     def _role(self) -> bytes:
         if self._role_sent:

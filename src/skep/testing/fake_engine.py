@@ -1,6 +1,6 @@
 """A fake engine as a real process: `python -m skep.testing.fake_engine --slots 2 --token-ms 10`.
 
-Speaks the OpenAI protocol with words for tokens, keeps the times it was told to keep, and fails on
+Speaks the OpenAI protocol with words for tokens, answers in the times it is set to, and fails on
 command. `--help` lists everything; POST /fake/fault breaks it while it runs; tests start it
 through `skep.testing.process`."""
 
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -58,22 +59,25 @@ class SlotTable(Generic[J]):
     def __init__(self, slots: int) -> None:
         self.slots: list[J | None] = [None] * slots
         self._queue: deque[J] = deque()
-        self.running = self.max_running = self.max_inside = 0
+        self.running = 0
+        self.max_running = 0
+        self.max_inside = 0
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
     def enter(self, job: J) -> bool:
-        """Return whether the job has a slot; else it waits for one."""
-        if runs := None in self.slots:
+        """Give a job a slot, or a place in the queue. Return whether it has a slot."""
+        has_slot = None in self.slots
+        if has_slot:
             self.slots[self.slots.index(None)] = job
             self.running += 1
         else:
             self._queue.append(job)
         self.max_running = max(self.max_running, self.running)
         self.max_inside = max(self.max_inside, self.running + self.waiting)
-        return runs
+        return has_slot
 
     def leave(self, job: J) -> J | None:
         """Remove a job and return the one that may start in its slot.
@@ -83,23 +87,23 @@ class SlotTable(Generic[J]):
         if job in self._queue:
             self._queue.remove(job)
         elif job in self.slots:
-            place = self.slots.index(job)
-            self.slots[place] = heir = self._queue.popleft() if self._queue else None
-            self.running -= heir is None
-            return heir
+            next_job = self._queue.popleft() if self._queue else None
+            self.slots[self.slots.index(job)] = next_job
+            if next_job is None:
+                self.running -= 1
+            return next_job
         return None
 
 
-TIMER_STEP_S = (
-    0.0005  # event loops fire timers to the millisecond: what is due within half of one is due
-)
+# Event loops fire timers to the millisecond: what is due within half of one is due.
+TIMER_STEP_S = 0.0005
 
 
 @dataclass(eq=False, repr=False)
 class FakeJob:
     """One generation.
 
-    `left` is called once, when its slot is free again or its place in the queue is given up.
+    `on_leave` is called once, when its slot is free again or it has left the queue.
     """
 
     ask: FakeRequest
@@ -116,7 +120,9 @@ class FakeJob:
         self._table: SlotTable[FakeJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stream: StreamEncoder | PartEncoder | None = None
-        self._started_s = self._first_s = self._last_s = 0.0
+        self._started_s = 0.0
+        self._first_s = 0.0
+        self._last_s = 0.0
 
     def start(self, table: SlotTable[FakeJob]) -> None:
         """Begin the prefill: the job has a slot."""
@@ -124,11 +130,9 @@ class FakeJob:
         self._started_s = time.monotonic()
         if self.fault is not None and self.fault.kind is FaultKind.HANG_FIRST:
             return
+        prompt_tokens = self.ask.prompt_tokens
         if self.options.prefix_cache == "used":
-            saved = self.head.cached_tokens
-        else:
-            saved = 0
-        prompt_tokens = self.ask.prompt_tokens - saved
+            prompt_tokens -= self.head.cached_tokens
         self._clock = DecodeClock(self.options.speed, self._started_s + self.late_s, prompt_tokens)
         if self.ask.stream:
             usage = self.ask.include_usage and not self.options.no_usage
@@ -139,7 +143,7 @@ class FakeJob:
         self._wait()
 
     def hang_up(self) -> None:
-        """The client has gone. A deaf engine does not hear it at once."""
+        """End the job: its client has hung up. A deaf engine does not notice that at once."""
         if self._timer is not None:
             self._timer.cancel()
         if self._table is not None and self.options.deaf_s:
@@ -156,15 +160,15 @@ class FakeJob:
         while True:
             if self._stream is not None and self.produced == 0:
                 self.connection.begin_stream()
-            if self._struck():
+            if self._is_struck():
                 return
             self._last_s = time.monotonic()
             if self.produced == 0:
                 self._first_s = self._last_s
-            if self._stream is not None and (
-                data := self._stream.token(self.answer.tokens[self.produced])
-            ):
-                self.connection.chunk(data)
+            if self._stream is not None:
+                data = self._stream.token(self.answer.tokens[self.produced])
+                if data:
+                    self.connection.chunk(data)
             self.produced += 1
             if self.produced == len(self.answer.tokens):
                 self._finish()
@@ -176,7 +180,8 @@ class FakeJob:
                 break
         self._wait()
 
-    def _struck(self) -> bool:
+    def _is_struck(self) -> bool:
+        """Have the fault strike if it is due. Return whether the job is over."""
         fault = self.fault
         if fault is None or not fault.kind.is_mid or self.produced < fault.after_tokens:
             return False
@@ -200,7 +205,7 @@ class FakeJob:
             self.connection.end_stream()
 
     def _timings(self) -> dict[str, Any]:
-        """As llama.cpp reports them, from the moments at which tokens really left."""
+        """Return timings as llama.cpp reports them, from the moments when tokens really left."""
         cached = self.head.cached_tokens
         count = self.ask.prompt_tokens - cached
         prompt_ms = (self._first_s - self._started_s) * 1000
@@ -216,11 +221,16 @@ class FakeJob:
 
 Route = Callable[[HttpRequest, FakeConnection], None]
 ENDLESS_PIECE = 262_144  # bytes
+FAULT_ERRORS = {  # status, message, type
+    FaultKind.ERROR_500: (500, "the fake engine fails as asked", "server_error"),
+    FaultKind.BUSY_503: (503, "busy as asked", "unavailable_error"),
+    FaultKind.LIMIT_429: (429, "too many requests, as asked", "rate_limit_error"),
+}
 COUNTERS = frozenset({"requests", "hangups", "connections_total", "max_running", "max_inside"})
 
 
 class FakeServer:
-    """Everything one fake engine knows, its listeners, and those who wait for a state of it."""
+    """The state of one fake engine, its listeners, and the connections that wait for a state."""
 
     def __init__(self, options: argparse.Namespace, grandchildren: Sequence[int] = ()) -> None:
         self.options = options
@@ -233,31 +243,29 @@ class FakeServer:
         self.faults = FaultPlan()
         self._answers = AnswerChoice(options)
         self.connections: set[FakeConnection] = set()
-        self.connections_total = self.requests = self.hangups = self.prompt_tokens = (
-            self._tokens_of_the_gone
-        ) = 0
+        self.connections_total = 0
+        self.requests = 0
+        self.hangups = 0
+        self.prompt_tokens = 0
+        self._finished_tokens = 0  # of output, of jobs that have left
         self.last_request: HttpRequest | None = None
         self._ready_at_s = time.monotonic() + options.load_s
         self.routes: dict[tuple[str, str], Route] = {("GET", "/metrics"): self._metrics}
-        self.routes |= {
-            ("GET", path): self._tell for path in ("/health", "/v1/models", "/slots", "/props")
-        }
+        for path in ("/health", "/v1/models", "/slots", "/props"):
+            self.routes["GET", path] = self._describe
 
     @property
     def output_tokens(self) -> int:
-        return self._tokens_of_the_gone + sum(
-            job.produced for job in self.table.slots if job is not None
-        )
+        running = sum(job.produced for job in self.table.slots if job is not None)
+        return self._finished_tokens + running
 
     async def open(self) -> dict[str, str]:
-        """Listen; the addresses under the names of the report line."""
+        """Listen. Return the addresses under the names of the report line."""
         await self._listen()
         host = self.options.host
-        report = {
-            "url": f"http://[{host}]:{self._port}"
-            if ":" in host
-            else f"http://{host}:{self._port}"
-        }
+        if ":" in host:
+            host = f"[{host}]"
+        report = {"url": f"http://{host}:{self._port}"}
         if self.options.control_port is not None:
             loop = asyncio.get_running_loop()
             port = self.options.control_port
@@ -277,9 +285,8 @@ class FakeServer:
             return
         self.connections.add(connection)
         self.connections_total += 1
-        if (
-            fault := self.faults.take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
-        ) is not None:
+        fault = self.faults.take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
+        if fault is not None:
             connection.pause(fault.delay_ms / 1000)
         self._changed()
 
@@ -291,30 +298,28 @@ class FakeServer:
     def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
         authorization = request.headers.get("authorization")
         key = self.options.key
-        if (
-            key
-            and authorization != f"Bearer {key}"
-            and connection.counted
-            and request.path != "/health"
-        ):
+        needs_key = key and connection.counted and request.path != "/health"
+        if needs_key and authorization != f"Bearer {key}":
             _send_error(connection, 401, "the fake engine wants its key", "authentication_error")
             return
         if request.path.startswith("/fake/"):
-            self._steer(request, connection)
+            self._control(request, connection)
             return
         fault = self.faults.take(lambda fault: fault.strikes(request.method, request.path))
         if fault is not None and self._strike(fault, request, connection):
             return
         if time.monotonic() < self._ready_at_s:
             _send_error(connection, 503, "Loading model", "unavailable_error")
-        elif request.method == "POST" and request.path.startswith("/v1/"):
+            return
+        if request.method == "POST" and request.path.startswith("/v1/"):
             self._post(request, connection, fault)
-        elif (route := self.routes.get((request.method, request.path))) is not None:
-            route(request, connection)
-        else:
-            _send_error(
-                connection, 404, f"no route {request.method} {request.path}", "not_found_error"
-            )
+            return
+        route = self.routes.get((request.method, request.path))
+        if route is None:
+            message = f"no route {request.method} {request.path}"
+            _send_error(connection, 404, message, "not_found_error")
+            return
+        route(request, connection)
 
     # Generation.
 
@@ -328,14 +333,8 @@ class FakeServer:
         if request.path == COUNT_PATH:
             self._count(request, connection)
             return
-        if request.path not in DIALECTS:  # an echo
-            kind = request.headers.get("content-type", "application/octet-stream")
-            connection.send(
-                200,
-                request.body,
-                content_type=kind,
-                x_body_sha256=hashlib.sha256(request.body).hexdigest(),
-            )
+        if request.path not in DIALECTS:
+            _send_echo(request, connection)
             return
         dialect = DIALECTS[request.path]
         try:
@@ -348,7 +347,7 @@ class FakeServer:
         self._changed()
 
     def _count(self, request: HttpRequest, connection: FakeConnection) -> None:
-        """How many tokens a prompt of Anthropic's clients has."""
+        """Answer how many tokens a prompt of Anthropic's clients has."""
         try:
             ask = parse(request.body, "messages")
         except UserError as error:
@@ -380,7 +379,14 @@ class FakeServer:
             choice.cached_tokens,
         )
         job = FakeJob(
-            ask, choice.answer, head, options, fault, connection, self._left, choice.late_s
+            ask,
+            choice.answer,
+            head,
+            options,
+            fault,
+            connection,
+            on_leave=self._on_leave,
+            late_s=choice.late_s,
         )
         connection.on_hang_up = lambda: self._hung_up(job)
         if table.enter(job):
@@ -392,11 +398,13 @@ class FakeServer:
             job.hang_up()
         self._changed()
 
-    def _left(self, job: FakeJob) -> None:
-        self._tokens_of_the_gone += job.produced
-        self.prompt_tokens += job.ask.prompt_tokens if job.produced else 0
-        if (heir := self.table.leave(job)) is not None:
-            heir.start(self.table)
+    def _on_leave(self, job: FakeJob) -> None:
+        self._finished_tokens += job.produced
+        if job.produced:
+            self.prompt_tokens += job.ask.prompt_tokens
+        next_job = self.table.leave(job)
+        if next_job is not None:
+            next_job.start(self.table)
         self._changed()
 
     # Faults that strike before the answer.
@@ -404,25 +412,27 @@ class FakeServer:
     def _strike(
         self, fault: InjectedFault, request: HttpRequest, connection: FakeConnection
     ) -> bool:
+        """Have a fault strike instead of the answer. Return False where it strikes later."""
         if fault.kind.is_mid and request.path in DIALECTS:
             return False
         self.requests += 1
         self.last_request = request
         self._changed()
-        retry = {"retry_after": str(fault.retry_after_s)}
+        if fault.kind in FAULT_ERRORS:
+            _send_fault_error(connection, fault)
+        elif fault.kind is FaultKind.CRASH:
+            os._exit(fault.exit_code)
+        else:
+            self._break_answer(fault, request, connection)
+        return True
+
+    def _break_answer(
+        self, fault: InjectedFault, request: HttpRequest, connection: FakeConnection
+    ) -> None:
+        """Send something that is no answer, or nothing: any other fault hangs."""
         match fault.kind:
             case FaultKind.CLOSE_FIRST | FaultKind.CLOSE_MID:
                 connection.close(reset=fault.reset)
-            case FaultKind.CRASH:
-                os._exit(fault.exit_code)
-            case FaultKind.ERROR_500:
-                _send_error(connection, 500, "the fake engine fails as asked", "server_error")
-            case FaultKind.BUSY_503:
-                _send_error(connection, 503, "busy as asked", "unavailable_error", **retry)
-            case FaultKind.LIMIT_429:
-                _send_error(
-                    connection, 429, "too many requests, as asked", "rate_limit_error", **retry
-                )
             case FaultKind.GARBAGE:
                 connection.write(b"\x15\x03\x01\x00\x02\x02\x16 not HTTP at all\n")
                 connection.close()
@@ -430,25 +440,17 @@ class FakeServer:
                 page = b"<!doctype html><title>Welcome</title><h1>It works</h1>"
                 connection.send(200, page, content_type="text/html; charset=utf-8")
             case FaultKind.INVALID_JSON:
-                if b'"stream": true' in request.body or b'"stream":true' in request.body:
-                    connection.begin_stream()
-                    connection.chunk(b'data: {"choices": [\n\ndata: [DONE]\n\n')
-                    connection.end_stream()
-                else:
-                    connection.send(200, b'{"choices": [')
+                _send_invalid_json(request, connection)
             case FaultKind.SHORT_BODY:
                 connection.send(200, b'{"choices":[{"index":0,', 500)
             case FaultKind.ENDLESS:
                 connection.on_hang_up = self._hung_up
                 connection.begin_stream("application/json")
                 connection.repeat(b" " * ENDLESS_PIECE)
-            case _:
-                pass  # hangs: no answer, ever
-        return True
 
-    # What the engine tells about itself.
+    # What the engine reports of itself.
 
-    def _tell(self, request: HttpRequest, connection: FakeConnection) -> None:
+    def _describe(self, request: HttpRequest, connection: FakeConnection) -> None:
         name = self.options.model
         ctx = self.options.ctx
         model = {"id": name, "object": "model", "created": 0, "owned_by": "skep-fake"}
@@ -487,7 +489,7 @@ class FakeServer:
 
     # The control port, or /fake/ on the other one.
 
-    def _steer(self, request: HttpRequest, connection: FakeConnection) -> None:
+    def _control(self, request: HttpRequest, connection: FakeConnection) -> None:
         try:
             match request.method, request.path:
                 case "GET", "/fake/state":
@@ -575,10 +577,37 @@ def _send_error(
     connection.send_json(status, {"error": error}, **headers)
 
 
+def _send_echo(request: HttpRequest, connection: FakeConnection) -> None:
+    connection.send(
+        200,
+        request.body,
+        content_type=request.headers.get("content-type", "application/octet-stream"),
+        x_body_sha256=hashlib.sha256(request.body).hexdigest(),
+    )
+
+
+def _send_fault_error(connection: FakeConnection, fault: InjectedFault) -> None:
+    status, message, kind = FAULT_ERRORS[fault.kind]
+    headers = {}
+    if fault.kind is not FaultKind.ERROR_500:
+        headers["retry_after"] = str(fault.retry_after_s)
+    _send_error(connection, status, message, kind, **headers)
+
+
+def _send_invalid_json(request: HttpRequest, connection: FakeConnection) -> None:
+    if b'"stream": true' in request.body or b'"stream":true' in request.body:
+        connection.begin_stream()
+        connection.chunk(b'data: {"choices": [\n\ndata: [DONE]\n\n')
+        connection.end_stream()
+    else:
+        connection.send(200, b'{"choices": [')
+
+
 def record(path: str, request: HttpRequest) -> None:
+    """Append a request to a file, as one line of JSON."""
     text = request.body.decode("utf-8", "replace")
     row = {"path": request.path, "headers": dict(request.headers), "body": text}
-    with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123  # a path as the command line has it
+    with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 
 
@@ -587,7 +616,7 @@ def _send_refusal(connection: FakeConnection, refusal: Refusal) -> None:
 
 
 def is_met(required: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    """Counters only grow: reached is enough. Everything else must be equal."""
+    """Return whether a state is as required: a counter may be past its value, all else equals."""
     return all(
         state[name] >= value if name in COUNTERS else state[name] == value
         for name, value in required.items()
@@ -619,18 +648,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(
     options: argparse.Namespace, grandchildren: Sequence[int] = (), routes: RoutesOf = lambda _: {}
 ) -> None:
-    """Until a signal says stop. The address is told last: whoever knows it may send the signal."""
+    """Serve until a signal ends it.
+
+    The address is reported last: whoever knows it may send the signal.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGINT,) if options.ignore_term else (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    if not options.ignore_term:
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
     if options.parent_fd is not None:
         loop.add_reader(options.parent_fd, os._exit, 0)
     server = FakeServer(options, grandchildren)
     server.routes.update(routes(server))
     addresses = await server.open()
     if options.report_fd is None:
-        print((f"listening on {addresses['url']}"), flush=True)  # noqa: T201 - whoever starts it by hand reads it
+        print(f"listening on {addresses['url']}", flush=True)  # noqa: T201 - for a start by hand
     else:
         with os.fdopen(options.report_fd, "w", encoding="utf-8") as out:
             out.write(json.dumps(addresses) + "\n")
@@ -642,18 +675,11 @@ def start_grandchild(parent_fd: int | None) -> int:
     after two minutes.
     """
     fds = () if parent_fd is None else (parent_fd,)
-    # What is ignored stays ignored over exec.
+    program = [sys.executable, "-I", "-S", "-c", GRANDCHILD]
+    argv = [*program, str(GRANDCHILD_LIFE_S), *map(str, fds)]
+    # A signal that is ignored stays so over exec.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        argv = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            GRANDCHILD,
-            str(GRANDCHILD_LIFE_S),
-            *map(str, fds),
-        ]
         child = subprocess.Popen(
             argv, pass_fds=fds, start_new_session=True, stdin=subprocess.DEVNULL
         )

@@ -1,5 +1,5 @@
-"""One HTTP/1.1 connection of the fake engine: bytes to requests, answers to bytes, hang-ups
-noticed.
+"""One HTTP/1.1 connection of the fake engine: turns bytes into requests and answers into bytes,
+and notices when the client hangs up.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FakeConnection(asyncio.Protocol):
         except httptools.HttpParserError:
             self.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio passes it by place
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # by place
         self._disarm_idle_close()
         self._transport = None
         self._pending.clear()
@@ -115,20 +115,17 @@ class FakeConnection(asyncio.Protocol):
     # What the handler calls.
 
     def send(self, status: int, body: bytes, missing_bytes: int = 0, /, **headers: str) -> None:
-        """A whole answer.
+        """Send a whole answer.
 
-        With `missing_bytes` its head promises more than is sent. `headers`: with _ for
-        dashes.
+        With `missing_bytes` its head promises more than is sent. `headers`: with _ for dashes.
         """
         fields = {
             "content_type": "application/json",
             "content_length": str(len(body) + missing_bytes),
             **headers,
         }
-        self.write(
-            self._head(status, {name.replace("_", "-"): value for name, value in fields.items()})
-            + body
-        )
+        http_fields = {name.replace("_", "-"): value for name, value in fields.items()}
+        self.write(self._head(status, http_fields) + body)
         if missing_bytes:
             self.close()
         else:
@@ -149,7 +146,7 @@ class FakeConnection(asyncio.Protocol):
         self.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def repeat(self, data: bytes) -> None:
-        """The same chunk again and again, as fast as the client reads, until it hangs up."""
+        """Send a chunk again and again, as fast as the client reads, until it hangs up."""
         if self._transport is not None and not self._transport.is_closing():
             if self._transport.get_write_buffer_size() < len(data):
                 self.chunk(data)
@@ -175,7 +172,7 @@ class FakeConnection(asyncio.Protocol):
             self._transport.close()
 
     def pause(self, seconds: float) -> None:
-        """Read nothing for a while: to the client, a server that is slow to accept."""
+        """Read nothing for a while: to the client, the server is slow to accept."""
         if self._transport is not None:
             self._unread = []
             asyncio.get_running_loop().call_later(seconds, self._resume)

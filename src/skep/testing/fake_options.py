@@ -1,7 +1,7 @@
 """The speed model, the faults and the command line of the fake engine.
 
 Preset `dual-3090` is one of two replicas of a published rig: an RTX 3090 for each, two slots, 1024
-tokens in and out. The pair made 82, 154, 225 and 167 tok/s at C = 1, 2, 4 and 8 behind plain
+tokens in and out. Together they made 82, 154, 225 and 167 tok/s at C = 1, 2, 4 and 8 behind plain
 least-connections; the published delays do not multiply out to that. The preset keeps the tok/s:
 80, 161, 225, and 163 while every replica holds two requests more than it has slots; 225 at any C
 when it never does."""
@@ -20,20 +20,18 @@ from skep.errors import UserError
 from skep.testing.agent_script import read_script
 from skep.testing.fake_answers import DATA, LoadShare, Quality, read_answers
 
-# a process that was stopped for longer than this continues from now and does not catch up
+# A process that was stopped for longer than this continues from now and does not catch up.
 LATE_S = 0.25
 
 
 class TokenTimeCurve(msgspec.Struct, frozen=True):
-    """Milliseconds per token against busy slots:
-    straight lines between points, flat outside them.
-    """
+    """Milliseconds per token by busy slots: straight lines between points, flat outside them."""
 
     points: tuple[tuple[float, float], ...]
 
     @classmethod
     def parse(cls, text: str) -> TokenTimeCurve:
-        """`1:10,2:12,4:16`: ten milliseconds with one busy slot, twelve with two."""
+        """Parse `1:10,2:12,4:16`: ten milliseconds with one busy slot, twelve with two."""
         pairs = [part.split(":") for part in text.split(",")]
         return cls(tuple(sorted((float(busy), float(ms)) for busy, ms in pairs)))
 
@@ -106,7 +104,9 @@ class FaultKind(Enum):
 
     @property
     def is_mid(self) -> bool:
-        """Strikes a running request: the slot is taken, `after_tokens` tokens went out."""
+        """Return whether it strikes a running request, which has a slot and has sent
+        `after_tokens` tokens.
+        """
         return self in {
             FaultKind.HANG_FIRST,
             FaultKind.HANG_MID,
@@ -146,15 +146,15 @@ class InjectedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FaultPlan:
     """The faults still to come, oldest first.
 
-    A fault leaves when it struck its number of times.
+    A fault is removed when it has struck its number of times.
     """
 
     def __init__(self) -> None:
         self.faults: list[InjectedFault] = []
 
-    def take(self, wanted: Callable[[InjectedFault], bool]) -> InjectedFault | None:
+    def take(self, matches: Callable[[InjectedFault], bool]) -> InjectedFault | None:
         for place, fault in enumerate(self.faults):
-            if wanted(fault):
+            if matches(fault):
                 if fault.times is not None and fault.times > 1:
                     self.faults[place] = msgspec.structs.replace(fault, times=fault.times - 1)
                 elif fault.times is not None:
@@ -180,11 +180,10 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--preset", choices=list(DATA["presets"]))
     for name, entry in DATA["options"].items():
-        if "type" in entry:
-            typed = {"type": kinds[entry["type"]]}
-        else:
-            typed = {}
-        parser.add_argument(f"--{name}", **{**entry, **typed})
+        settings = dict(entry)
+        if "type" in settings:
+            settings["type"] = kinds[settings["type"]]
+        parser.add_argument(f"--{name}", **settings)
     try:
         args = parser.parse_args(argv)
         if args.preset is not None:
@@ -197,11 +196,15 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     args.speed = Speed(curve, args.ttft_ms, args.prefill_tok_s, args.overfill_slowdown, scale)
     args.load_s *= scale
     args.deaf_s = args.deaf_ms / 1000 * scale
-    if args.idle_close_s is None:
-        args.idle_close_s = None
-    else:
-        args.idle_close_s = args.idle_close_s * scale
-    above = args.worse_above, args.truncate_above, args.error_above
-    args.quality = Quality(args.wrong_share, args.flip_share, *above, seed=args.seed)
+    if args.idle_close_s is not None:
+        args.idle_close_s *= scale
+    args.quality = Quality(
+        wrong_share=args.wrong_share,
+        flip_share=args.flip_share,
+        worse=args.worse_above,
+        truncate=args.truncate_above,
+        error=args.error_above,
+        seed=args.seed,
+    )
     args.key = os.environ.get(KEY_VARIABLE, "")
     return args

@@ -1,5 +1,5 @@
-"""What a prefix cache would still hold: the longest beginning of a prompt that came before, in
-words.
+"""What a prefix cache would still hold: the longest beginning of a prompt, in words, that an
+earlier prompt had too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ class PrefixMemory:
         self._hashes: set[int] = set()  # each is the hash of one beginning
 
     def cached(self, words: Iterable[str]) -> int:
-        """Return how many words are known from earlier prompts, and remember all.
+        """Return how many words are known from earlier prompts, and remember all of them.
 
-        The last one is always computed.
+        The last word is always computed.
         """
         beginning = 0
         known_tokens = 0

@@ -34,11 +34,13 @@ START_S = 20.0
 
 
 class FakeEngine:
-    """Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` a flag, a
-    list a repeat.
+    """A fake engine.
+
+    Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` is a flag, a
+    list repeats the option.
     """
 
-    # Or what starts it otherwise, and the gateway below.
+    # Starts the process, and that of the gateway below; may be replaced.
     popen: ClassVar[Callable[..., Any]] = subprocess.Popen
 
     def __init__(self, *, key: str = "", **options: Any) -> None:
@@ -50,22 +52,15 @@ class FakeEngine:
         self.url = self._control = ""
 
     def start(self) -> Self:
-        """Returns when the engine listens.
+        """Start the engine, and return when it listens.
 
-        Raises `EngineError` with its stderr when it dies before.
+        Raise `EngineError` with its stderr when it dies before.
         """
         report_read, report_write = os.pipe()
         parent_read, self._parent_fd = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
-        fds = [
-            "--report-fd",
-            str(report_write),
-            "--parent-fd",
-            str(parent_read),
-            "--control-port",
-            "0",
-        ]
-        argv = [sys.executable, "-m", "skep.testing.fake_engine", *fds, *to_argv(self._options)]
+        links = f"--report-fd {report_write} --parent-fd {parent_read} --control-port 0".split()
+        argv = [sys.executable, "-m", "skep.testing.fake_engine", *links, *to_argv(self._options)]
         try:
             self._process = self.popen(
                 argv,
@@ -106,17 +101,22 @@ class FakeEngine:
         return self._call("GET", "/fake/state")
 
     def fault(self, **fault: Any) -> None:
-        """`fault(kind="500", times=2)`: the fields of `fake_options.InjectedFault`."""
+        """Inject a fault, `fault(kind="500", times=2)`, by the fields of
+        `fake_options.InjectedFault`.
+        """
         self._call("POST", "/fake/fault", fault)
 
-    def wait_for(self, timeout_s: float = 10.0, **wanted: Any) -> dict[str, Any]:
-        """Returns the state when it is as wanted: `wait_for(running=1)`; counters may be past the
-        value.
+    def wait_for(self, timeout_s: float = 10.0, **state: Any) -> dict[str, Any]:
+        """Wait for a state, such as `wait_for(running=1)`, and return it.
+
+        A counter may be past its value.
         """
-        return self._call("POST", "/fake/wait", wanted, timeout_s)
+        return self._call("POST", "/fake/wait", state, timeout_s)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        """Send a signal and wait; the exit status as `subprocess` gives it, -9 for SIGKILL."""
+        """Send a signal, wait, and return the exit status as `subprocess` has it: -9 for
+        SIGKILL.
+        """
         self._process.send_signal(number)
         return self.wait()
 
@@ -163,21 +163,22 @@ class FakeEngine:
 
 
 def to_argv(options: dict[str, Any]) -> list[str]:
+    """Return options as arguments; None and False are left out."""
     argv: list[str] = []
     for name, value in options.items():
-        for item in value if isinstance(value, list | tuple) else [value]:
+        flag = f"--{name.replace('_', '-')}"
+        values = value if isinstance(value, list | tuple) else [value]
+        for item in values:
             if item is True:
-                argv.append(f"--{name.replace('_', '-')}")
+                argv.append(flag)
+            elif isinstance(item, dict):
+                argv.append(f"{flag}={json.dumps(item)}")
             elif item is not None and item is not False:
-                if isinstance(item, dict):
-                    text = json.dumps(item)
-                else:
-                    text = str(item)
-                argv.append(f"--{name.replace('_', '-')}={text}")
+                argv.append(f"{flag}={item}")
     return argv
 
 
-# relay workers of every gateway that names none; `make test-workers` sets it
+# The relay workers of every gateway that names none; `make test-workers` sets it.
 WORKERS = "SKEP_TEST_WORKERS"
 
 
@@ -191,7 +192,7 @@ def _start_with(open_files: int) -> Callable[..., Any]:
 
 
 class GatewayProcess:
-    """Listens when constructed; ends with its maker.
+    """A gateway that listens when constructed, and ends with its maker.
 
     `python`: another checkout's interpreter, to have its gateway. `open_files`: how many each of
     its processes may have open, soft and hard.
@@ -251,7 +252,7 @@ class GatewayProcess:
         return answer
 
     def serve(self, replicas: Sequence[dict[str, Any]], models: Sequence[str] = ()) -> None:
-        """The whole table: the fields of `skep.config.gateway_messages.ReplicaSpec`."""
+        """Send the whole table: the fields of `skep.config.gateway_messages.ReplicaSpec`."""
         self.send({"op": "replicas", "replicas": list(replicas), "models": list(models)})
         if self._has_workers:
             self.ask(op="status")  # which it answers once all workers have the table

@@ -3,8 +3,8 @@ skep.testing.speakers ENGINE ...`.
 
 `sglang` stands for a Python that has SGLang, `-m sglang.launch_server --model-path X --port N`:
 its flags, its figures in /metrics and /server_info. `ollama` stands for `ollama serve` and `ollama
---version`, told by OLLAMA_ variables: what docs/api.md describes, with the models whose manifests
-are in the store."""
+--version`, configured by OLLAMA_ variables: what docs/api.md describes, with the models whose
+manifests are in the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OLLAMA_VERSION = "0.24.3"
 
 
 def write_program(path: str | Path, engine: str) -> None:
-    """An executable of that name that speaks as the engine does."""
+    """Write an executable of that name that speaks as the engine does."""
     Path(path).write_text(
         f'#!/bin/sh\nexec "{sys.executable}" -m skep.testing.speakers {engine} "$@"\n'
     )
@@ -38,13 +38,13 @@ def write_program(path: str | Path, engine: str) -> None:
 def speak(words: Sequence[str], key: str, routes: RoutesOf) -> int:
     """Serve until SIGTERM or SIGINT.
 
-    `words`: options of the fake engine; `key` is wanted on all paths but /health.
+    `words`: options of the fake engine; `key` is required on all paths but /health.
     """
     options = parse_options([*words, "--token-ms=4", "--default-tokens=16"])
     options.key = key
     try:
         uvloop.new_event_loop().run_until_complete(serve(options, routes=routes))
-    except OSError as error:  # as uvicorn and Go's net say it
+    except OSError as error:  # in the words of uvicorn and Go's net
         sys.stderr.write(
             f"error: bind on {options.host}:{options.port}: "
             f"{os.strerror(error.errno or 0).lower()}\n"
@@ -55,26 +55,13 @@ def speak(words: Sequence[str], key: str, routes: RoutesOf) -> int:
 
 
 def run_sglang(argv: list[str]) -> int:
-    if argv[:1] == ["-c"]:  # asked for the version of a distribution
+    if argv[:1] == ["-c"]:  # a program that prints the version of a distribution
         sys.stdout.write(f"{SGLANG_VERSION}\n")
         return 0
     if argv[:2] != ["-m", "sglang.launch_server"]:
         sys.stderr.write(f"no module named {' '.join(argv[:2])}\n")
         return 1
-    parser = argparse.ArgumentParser(prog="launch_server.py")
-    flags = tomllib.loads(Path(__file__).with_name("sglang_flags.toml").read_text())
-    for name in flags["values"]:
-        parser.add_argument(f"--{name}")
-    for name in flags["switches"]:
-        parser.add_argument(f"--{name}", action="store_true")
-    # `--config FILE`: of YAML, one `name: "text"` a line; flags of the command line win.
-    if "--config" in argv:
-        config = Path(argv[argv.index("--config") + 1]).read_text(encoding="utf-8")
-    else:
-        config = ""
-    pairs = [line.partition(": ") for line in config.splitlines()]
-    configured = [word for name, _, value in pairs for word in (f"--{name}", json.loads(value))]
-    args = parser.parse_args([*configured, *argv[2:]])
+    args = _parse_sglang(argv[2:])
     sys.stdout.write(f"server_args=ServerArgs({vars(args)})\n")  # its key too
     if not Path(args.model_path, "config.json").exists():
         sys.stderr.write(
@@ -82,36 +69,57 @@ def run_sglang(argv: list[str]) -> int:
         )
         return 1
     model = args.served_model_name or args.model_path
-
-    def routes_of(server: FakeServer) -> dict[tuple[str, str], Route]:
-        def figures(_: HttpRequest, connection: FakeConnection) -> None:
-            labels = f'{{engine_type="unified",model_name="{model}",tp_rank="0"}}'
-            routes = {
-                "num_running_reqs": server.table.running, "num_queue_reqs": server.table.waiting,
-                "prompt_tokens_total": server.prompt_tokens,
-                "generation_tokens_total": server.output_tokens,
-            }  # fmt: skip
-            text = "".join(
-                f"sglang:{name}{labels} {float(value)}\n" for name, value in routes.items()
-            )
-            connection.send(200, text.encode(), content_type="text/plain; version=0.0.4")
-
-        about = {"version": SGLANG_VERSION, "internal_states": []}
-        found: dict[tuple[str, str], Route] = {
-            ("GET", "/server_info"): lambda _, to: to.send_json(200, about)
-        }
-        if args.enable_metrics:
-            return {**found, ("GET", "/metrics"): figures}
-        return found
-
     words = [
         f"--host={args.host or '127.0.0.1'}",
         f"--port={args.port or 30000}",
         f"--model={model}",
+        f"--slots={args.max_running_requests or 8}",
     ]
-    return speak(
-        [*words, f"--slots={args.max_running_requests or 8}"], args.api_key or "", routes_of
-    )
+    routes = _sglang_routes(model, has_metrics=args.enable_metrics)
+    return speak(words, args.api_key or "", routes)
+
+
+def _parse_sglang(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags of SGLang's server; those of `--config FILE` come first and lose."""
+    parser = argparse.ArgumentParser(prog="launch_server.py")
+    flags = tomllib.loads(Path(__file__).with_name("sglang_flags.toml").read_text())
+    for name in flags["values"]:
+        parser.add_argument(f"--{name}")
+    for name in flags["switches"]:
+        parser.add_argument(f"--{name}", action="store_true")
+    configured: list[str] = []
+    if "--config" in argv:  # YAML, with one `name: "text"` a line
+        path = Path(argv[argv.index("--config") + 1])
+        for line in path.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(": ")
+            configured += [f"--{name}", json.loads(value)]
+    return parser.parse_args([*configured, *argv])
+
+
+def _sglang_routes(model: str, *, has_metrics: bool) -> RoutesOf:
+    def routes_of(server: FakeServer) -> dict[tuple[str, str], Route]:
+        def send_metrics(_: HttpRequest, connection: FakeConnection) -> None:
+            labels = f'{{engine_type="unified",model_name="{model}",tp_rank="0"}}'
+            figures = {
+                "num_running_reqs": server.table.running,
+                "num_queue_reqs": server.table.waiting,
+                "prompt_tokens_total": server.prompt_tokens,
+                "generation_tokens_total": server.output_tokens,
+            }
+            text = "".join(
+                f"sglang:{name}{labels} {float(value)}\n" for name, value in figures.items()
+            )
+            connection.send(200, text.encode(), content_type="text/plain; version=0.0.4")
+
+        about = {"version": SGLANG_VERSION, "internal_states": []}
+        routes: dict[tuple[str, str], Route] = {
+            ("GET", "/server_info"): lambda _, to: to.send_json(200, about)
+        }
+        if has_metrics:
+            routes["GET", "/metrics"] = send_metrics
+        return routes
+
+    return routes_of
 
 
 def run_ollama(argv: list[str]) -> int:
@@ -172,19 +180,20 @@ def native_chat(request: HttpRequest, connection: FakeConnection) -> None:
 
 
 def stored_tags() -> list[str]:
-    """manifests/HOST/OWNER/NAME/TAG in the store; the usual host and owner are left out of the
-    name.
+    """Return the names of the models whose manifests/HOST/OWNER/NAME/TAG are in the store.
+
+    The usual host and owner are left out of a name.
     """
     root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models", "manifests")
-    problems = []
+    tags = []
     for path in sorted(root.glob("*/*/*/*")):
         host, owner, name, tag = path.relative_to(root).parts
-        if host != "registry.ollama.ai":
-            long = f"{host}/{owner}/{name}"
+        if host == "registry.ollama.ai":
+            long_name = f"{owner}/{name}"
         else:
-            long = f"{owner}/{name}"
-        problems.append(f"{long.removeprefix('library/')}:{tag}")
-    return problems
+            long_name = f"{host}/{owner}/{name}"
+        tags.append(f"{long_name.removeprefix('library/')}:{tag}")
+    return tags
 
 
 if __name__ == "__main__":

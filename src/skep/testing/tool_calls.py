@@ -44,7 +44,10 @@ def forced_call(offer: ToolOffer) -> ToolCall:
 
 
 def write_call(offers: Iterable[ToolOffer], path: str, content: str) -> ToolCall:
-    """Raises UserError where the client has neither a tool that writes files nor a shell."""
+    """Return a call that writes a file.
+
+    Raise UserError where the client has neither a tool that writes files nor a shell.
+    """
     offered = list(offers)
     for offer in offered:
         names = offer.schema.get("properties") or {}
@@ -61,11 +64,13 @@ def shell_call(offers: Iterable[ToolOffer], command: str) -> ToolCall:
         name = first_of(COMMANDS, names)
         if SHELLS.match(offer.name) and name:
             is_list = names[name].get("type") == "array"
-            if name == "command":
-                words = ["bash", "-c", command]
+            if not is_list:
+                argument: str | list[str] = command
+            elif name == "command":
+                argument = ["bash", "-c", command]
             else:
-                words = [command]
-            return filled(offer, {name: words if is_list else command})
+                argument = [command]
+            return filled(offer, {name: argument})
     raise UserError("the client offers neither a tool that writes files nor a shell")
 
 
@@ -96,8 +101,8 @@ def call_of(offer: ToolOffer, arguments: Mapping[str, Any]) -> ToolCall:
     return ToolCall(offer.name, json.dumps(arguments, ensure_ascii=False), offer.namespace)
 
 
-def first_of(names: Iterable[str], known: Iterable[str]) -> str | None:
-    return next((name for name in names if name in known), None)
+def first_of(names: Iterable[str], offered: Iterable[str]) -> str | None:
+    return next((name for name in names if name in offered), None)
 
 
 def property_of(schema: Mapping[str, Any], name: str) -> Any:
