@@ -159,10 +159,10 @@ class Box:
         home.mkdir(exist_ok=True)
         node = shutil.which("node") or "/usr/bin/node"
         path = [*map(str, PROGRAMS), str(Path(node).parent), "/usr/local/bin", "/usr/bin", "/bin"]
-        kept = {
+        inherited = {
             name: value for name, value in os.environ.items() if name in ("LANG", "TERM", "TMPDIR")
         }
-        own = {
+        settings = {
             "HOME": str(home),
             "PATH": ":".join(path),
             "BOX_KEY": key,
@@ -170,7 +170,7 @@ class Box:
             "CI": "1",
             "NO_COLOR": "1",
         }
-        return {**kept, **own}
+        return {**inherited, **settings}
 
 
 class ScriptedBox(Box):

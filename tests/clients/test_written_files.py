@@ -57,7 +57,7 @@ def codex(tmp_path):
     return Home(tmp_path, CODEX)
 
 
-def test_a_table_that_stood_empty_does_not_keep_what_skep_wrote_in_it_from_being_taken_out(codex):
+def test_what_skep_wrote_into_a_table_that_was_empty_can_be_taken_out(codex):
     path = codex.put(b"# mine\n[model_providers]  # none yet\n")
     codex.write()
     path.write_text(f"{path.read_text()}[tui]\nnotifications = true\n")

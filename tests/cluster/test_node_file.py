@@ -168,13 +168,13 @@ def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back(
         row("3", "c", "10.0.0.3", alive=False),
         row("4", "b", "10.0.0.2", alive=False),
     ]
-    said = {
+    record = {
         "hive": "skep",
         "launch": {"model": "m"},
         "row": {"name": "m-0", "node_id": "1", "state": "ready"},
     }
-    rows = rows_of(nodes, {"1": {"CPU": 3.0}}, [said])
-    assert [(one["name"], one["alive"], one["head"]) for one in rows] == [
+    rows = rows_of(nodes, {"1": {"CPU": 3.0}}, [record])
+    assert [(row["name"], row["alive"], row["head"]) for row in rows] == [
         ("a", True, True),
         ("b", True, False),
         ("c", False, False),
@@ -195,7 +195,7 @@ def node_processes(paths, *names, head="127.0.0.1:1", is_head=True):
     mark = new_mark()
     write_node(paths, NodeRecord(head, "127.0.0.1", is_head, "a", "6379-7499", mark))
     with contextlib.ExitStack() as stack:
-        made = [
+        processes = [
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-S", "-c", NAMED, name],
@@ -206,12 +206,12 @@ def node_processes(paths, *names, head="127.0.0.1:1", is_head=True):
             )
             for name in names
         ]
-        for child in made:
+        for child in processes:
             child.stdout.readline()
         try:
-            yield made
+            yield processes
         finally:
-            for child in made:
+            for child in processes:
                 child.kill()
 
 
@@ -226,9 +226,9 @@ def test_what_outlived_a_dead_raylet_is_ended_before_the_next_one(paths):
 @pytest.mark.parametrize("names", [("gcs_server", "ray::ReplicaActor"), ("raylet",)])
 def test_what_still_runs_is_ended_by_the_user_only(paths, names):
     with node_processes(paths, *names) as children:
-        with pytest.raises(UserError, match="already a node of the cluster") as told:
+        with pytest.raises(UserError, match="already a node of the cluster") as raised:
             _make_way(paths)
-        assert "`skep cluster stop`" in told.value.hint
+        assert "`skep cluster stop`" in raised.value.hint
         assert not any(child.poll() for child in children)
     assert read_node(paths) is not None
 
@@ -280,7 +280,8 @@ def find(word, token):
     os.write(1, b"nor what its C++ part writes\\n")
     match word:
         case "answers":
-            return {"heard": token, "impatient": os.environ["RAY_gcs_server_request_timeout_seconds"]}
+            timeout_s = os.environ["RAY_gcs_server_request_timeout_seconds"]
+            return {"heard": token, "impatient": timeout_s}
         case "refuses":
             raise UserError("no such node", hint="look again")
         case "has no room":

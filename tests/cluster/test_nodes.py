@@ -48,9 +48,14 @@ def test_ray_s_rows_become_nodes_the_head_first_the_dead_left_out():
         row("aaaaaaaa", CPU=2.0, **{"node:__internal_head__": 1.0}),
         row("cccccccc", alive=False),
     ]
-    head, other = nodes_of(rows, {"bbbbbbbb": {"CPU": 1.0}})
+    head, worker = nodes_of(rows, {"bbbbbbbb": {"CPU": 1.0}})
     assert (head.head, head.id) == (True, "aaaaaaaa")
-    assert (other.gpus, other.free_gpus, other.free_cpus, other.memory_bytes) == (2, 0, 1, 2 * GIB)
+    assert (worker.gpus, worker.free_gpus, worker.free_cpus, worker.memory_bytes) == (
+        2,
+        0,
+        1,
+        2 * GIB,
+    )
 
 
 def test_nodes_of_one_name_are_told_apart_by_their_ids():
@@ -98,8 +103,8 @@ def test_replicas_go_where_fewest_are():
 
 def test_the_widest_choose_first_and_what_wants_no_card_leaves_them_free():
     nodes = [node("cards", gpus=2.0), node("plain")]
-    asked = [PlacementRequest(), PlacementRequest(cards=1), PlacementRequest(cards=2)]
-    assert assign_nodes(asked, nodes) == ["plain", None, "cards"]
+    requests = [PlacementRequest(), PlacementRequest(cards=1), PlacementRequest(cards=2)]
+    assert assign_nodes(requests, nodes) == ["plain", None, "cards"]
 
 
 def test_a_place_with_nodes_stands_on_no_other():
@@ -120,9 +125,11 @@ def test_nodes_are_chosen_by_name_whatever_id_they_have_now():
     )
     both = nodes_of([row("bbbbbbbb", name="b"), row("cccccccc", name="b")], {})
     place = PlacementRequest(nodes=("b",))
-    found = [[one.id for one in allowed(place, nodes)] for nodes in (before, after, both)]
-    assert found == [["bbbbbbbb"], ["cccccccc"], ["bbbbbbbb", "cccccccc"]]
-    assert [one.id for one in allowed(PlacementRequest(nodes=("b-cccccc",)), both)] == ["cccccccc"]
+    ids = [[node.id for node in allowed(place, nodes)] for nodes in (before, after, both)]
+    assert ids == [["bbbbbbbb"], ["cccccccc"], ["bbbbbbbb", "cccccccc"]]
+    assert [node.id for node in allowed(PlacementRequest(nodes=("b-cccccc",)), both)] == [
+        "cccccccc"
+    ]
     assert allowed(place, nodes_of([row("aaaaaaaa", name="a")], {})) == []
     assert allowed(PlacementRequest(), both) == both
 
@@ -149,16 +156,17 @@ places_made = st.lists(st.tuples(amounts, amounts), max_size=12)
 
 @settings(max_examples=50, deadline=None)
 @given(nodes_made, places_made)
-def test_nobody_is_given_more_than_a_node_has(sizes, wanted):
+def test_nobody_is_given_more_than_a_node_has(sizes, requests):
     nodes = [
         node(str(number), float(cpus), float(gpus)) for number, (cpus, gpus) in enumerate(sizes)
     ]
-    places = [PlacementRequest(cards=cards, cpus=cpus) for cpus, cards in wanted]
-    found = assign_nodes(places, nodes)
-    left_out = [place for place, name in zip(places, found, strict=True) if name is None]
-    for one in nodes:
-        mine = [place for place, name in zip(places, found, strict=True) if name == one.id]
-        assert sum(place.cpus for place in mine) <= one.cpus
-        assert sum(place.cards for place in mine) <= one.gpus
-        left = reduce(Node.without, mine, one)
-        assert not any(left.has_room(place) for place in left_out)
+    places = [PlacementRequest(cards=cards, cpus=cpus) for cpus, cards in requests]
+    assigned = assign_nodes(places, nodes)
+    left_out = [place for place, name in zip(places, assigned, strict=True) if name is None]
+    for given_node in nodes:
+        node_id = given_node.id
+        given = [place for place, name in zip(places, assigned, strict=True) if name == node_id]
+        assert sum(place.cpus for place in given) <= given_node.cpus
+        assert sum(place.cards for place in given) <= given_node.gpus
+        remaining = reduce(Node.without, given, given_node)
+        assert not any(remaining.has_room(place) for place in left_out)

@@ -40,10 +40,10 @@ def node(name, cpus=8, gpus=0, memory=64 * GIB, *, engines=WITHIN, cards=(), fre
     )
 
 
-def rtx_node(name, count=2, engines=("vllm",), **more):
+def rtx_node(name, count=2, engines=("vllm",), **fields):
     cards = [replace(RTX, index=number) for number in range(count)]
     return node(
-        name, gpus=count, cards=cards, engines={**WITHIN, **dict.fromkeys(engines)}, **more
+        name, gpus=count, cards=cards, engines={**WITHIN, **dict.fromkeys(engines)}, **fields
     )
 
 
@@ -53,8 +53,8 @@ def survey(*nodes, here=None):
 
 @pytest.fixture
 def place(tmp_path):
-    def placed(cluster, *serves, running=None, tell=lambda _line: None, **more):
-        settings = Settings(serve=serves, cluster=Cluster("auto"), **more)
+    def placed(cluster, *serves, running=None, tell=lambda _line: None, **options):
+        settings = Settings(serve=serves, cluster=Cluster("auto"), **options)
         paths = user_paths({"HOME": str(tmp_path)})
         return place_launches(settings, paths, lambda: cluster, running=running, tell=tell)
 
@@ -68,14 +68,14 @@ SMALL = Serve(model="smollm2-135m")
 
 
 def test_a_replica_on_cards_asks_for_them_for_a_cpu_each_and_for_host_memory(place):
-    (one, two) = place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, replicas=2))
-    assert (one.name, two.name) == ("org-model-0", "org-model-1")
-    assert (one.place.cards, one.place.cpus, one.place.memory_bytes) == (
+    (first, second) = place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, replicas=2))
+    assert (first.name, second.name) == ("org-model-0", "org-model-1")
+    assert (first.place.cards, first.place.cpus, first.place.memory_bytes) == (
         2,
         2,
         2 * HOST_BYTES_A_CARD,
     )
-    assert (one.gpus, one.place.nodes, one.place.source, one.checkpoint) == (
+    assert (first.gpus, first.place.nodes, first.place.source, first.checkpoint) == (
         (),
         (),
         None,
@@ -88,16 +88,20 @@ def test_a_model_that_can_be_pulled_is_pulled_by_name_on_each_node_and_not_here(
     the size.
     """
     cluster = survey(node("a", engines={}), node("b"), node("c"), here="id-a")
-    (one,) = place(cluster, SMALL)
-    assert (one.weights, one.place.source, one.place.nodes) == (None, "smollm2-135m", ("b", "c"))
-    assert one.place.memory_bytes > 50_000_000
+    (launch,) = place(cluster, SMALL)
+    assert (launch.weights, launch.place.source, launch.place.nodes) == (
+        None,
+        "smollm2-135m",
+        ("b", "c"),
+    )
+    assert launch.place.memory_bytes > 50_000_000
 
 
 def test_the_cores_of_a_node_are_divided_among_the_replicas_expected_there(place):
     pair = survey(node("a", 8), node("b", 8))
-    assert [one.threads for one in place(pair, replace(SMALL, replicas=2))] == [8, 8]
-    assert [one.place.cpus for one in place(pair, replace(SMALL, replicas=4))] == [4.0] * 4
-    assert [one.threads for one in place(pair, replace(SMALL, threads=3))] == [3]
+    assert [launch.threads for launch in place(pair, replace(SMALL, replicas=2))] == [8, 8]
+    assert [launch.place.cpus for launch in place(pair, replace(SMALL, replicas=4))] == [4.0] * 4
+    assert [launch.threads for launch in place(pair, replace(SMALL, threads=3))] == [3]
 
 
 def test_one_replica_more_leaves_those_that_run_as_they_are(place):
@@ -128,27 +132,27 @@ def test_too_few_gpus_are_said_node_by_node(place):
 
 
 @pytest.mark.parametrize("idle_unload_s", [None, 60.0])
-def test_nothing_is_loaded_on_demand_there_and_both_settings_that_ask_for_it_are_named(
-    place, idle_unload_s
-):
+def test_nothing_is_loaded_on_demand_and_both_settings_for_it_are_named(place, idle_unload_s):
     """Either may be in the file, or both: who leaves one out is not to come back for the other."""
     with pytest.raises(UserError, match="`m` on a cluster cannot be loaded on demand") as refused:
         place(survey(node("a")), replace(FAKE, on_demand=True, idle_unload_s=idle_unload_s))
     assert refused.value.hint.startswith("leave `on_demand` and `idle_unload` out")
 
 
-def held(made, *used_gib):
+def held(node, *used_gib):
     """With so much of each card in use, by whomever."""
     cards = tuple(
         replace(RTX, index=number, used_bytes=used * GIB) for number, used in enumerate(used_gib)
     )
-    return replace(made, facts=replace(made.facts, cards=cards))
+    return replace(node, facts=replace(node.facts, cards=cards))
 
 
 def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
     """Which card is lent is Ray's to say, so that the idle one beside it cannot be counted on."""
     cluster = survey(held(rtx_node("a"), 0, 20), held(rtx_node("b"), 1, 2))
-    assert {one.place.nodes for one in place(cluster, replace(SINGLE, replicas=2))} == {("b",)}
+    assert {launch.place.nodes for launch in place(cluster, replace(SINGLE, replicas=2))} == {
+        ("b",)
+    }
     with pytest.raises(
         DoesNotFit,
         match=r"there is room for 2: .*; b has .*; a has busy cards: GPU 1 \(4.0 GiB of",
@@ -164,20 +168,20 @@ def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
 
 
 def test_a_start_tells_which_nodes_it_does_without_and_why(place):
-    told = []
+    lines = []
     cluster = survey(
         rtx_node("a"),
         held(rtx_node("b"), 0, 20),
         rtx_node("c", engines=()),
         node("plain", engines={}),
     )
-    (one,) = place(cluster, SINGLE, tell=told.append)
-    assert told == [
+    (launch,) = place(cluster, SINGLE, tell=lines.append)
+    assert lines == [
         "c is left out: it has no vllm installed",
         "b is left out: it has busy cards: GPU 1 (4.0 GiB of 24.0 GiB free)",
     ], "and not `plain`, which has no card anyway"
-    place(cluster, replace(SINGLE, replicas=2), running=(one,), tell=told.append)
-    assert told[2:] == told[:1], "a change does not look at who holds the cards"
+    place(cluster, replace(SINGLE, replicas=2), running=(launch,), tell=lines.append)
+    assert lines[2:] == lines[:1], "a change does not look at who holds the cards"
 
 
 def test_cards_that_ray_has_lent_already_may_be_full(place):
@@ -207,8 +211,8 @@ BOTH = "GPU 0 (4.0 GiB of 24.0 GiB free), GPU 1 (1.0 GiB of 24.0 GiB free)"
 )
 def test_full_cards_are_named_so_that_nobody_ends_the_wrong_program(used_gib, free_gpus, words):
     """Ray tells how many cards it has lent and not which: the hive's own may be among them."""
-    told = busy_cards(held(rtx_node("a", free={"free_gpus": free_gpus}), *used_gib), 0.9)
-    assert told == (words and f"has busy cards: {words}")
+    reason = busy_cards(held(rtx_node("a", free={"free_gpus": free_gpus}), *used_gib), 0.9)
+    assert reason == (words and f"has busy cards: {words}")
 
 
 def test_cards_are_in_the_order_in_which_ray_lends_them():
@@ -282,9 +286,7 @@ def test_what_no_node_can_serve_is_refused_before_anything_starts(
         place(cluster, serve)
 
 
-def test_an_engine_that_some_nodes_have_is_placed_on_these_and_missed_where_they_are_not_enough(
-    place,
-):
+def test_an_engine_is_placed_on_the_nodes_that_have_it_and_missed_on_the_others(place):
     cluster = survey(rtx_node("a"), rtx_node("b", engines=()))
     assert place(cluster, VLLM)[0].place.nodes == ("a",)
     with pytest.raises(DoesNotFit, match="b has no vllm installed"):
@@ -299,10 +301,10 @@ def test_a_file_that_is_here_is_looked_into_before_anything_starts(place, tmp_pa
 
 
 def test_what_computes_nothing_asks_for_next_to_nothing(place):
-    (one,) = place(survey(node("a")), FAKE)
-    assert (one.place.cards, one.place.cpus, one.place.memory_bytes) == (0, 0.1, 0)
-    assert one.weights is None
-    assert Path(one.checkpoint or "").name == ""
+    (launch,) = place(survey(node("a")), FAKE)
+    assert (launch.place.cards, launch.place.cpus, launch.place.memory_bytes) == (0, 0.1, 0)
+    assert launch.weights is None
+    assert Path(launch.checkpoint or "").name == ""
 
 
 def names(launches):
@@ -315,17 +317,19 @@ def test_what_stands_needs_no_node_so_that_a_lost_one_stops_no_other_change(plac
     """
     wide = replace(VLLM, model="org/wide", options=EngineOptions(tp=4))
     stand = place(survey(rtx_node("a", 4), rtx_node("b")), VLLM, wide, FAKE)
-    left = survey(rtx_node("b", free={"free_gpus": 0}), rtx_node("c"))
-    assert changes(stand, place(left, VLLM, wide, FAKE, running=stand)).changed == ()
-    more = place(left, replace(VLLM, replicas=2), wide, replace(FAKE, replicas=2), running=stand)
-    assert set(names(more)) - set(names(stand)) == {"org-model-1", "m-1"}
-    told = place(left, VLLM, replace(wide, reserve=1), FAKE, running=stand)
-    assert {one.name: one.reserve for one in told}["org-wide-0"] == 1, (
+    remaining = survey(rtx_node("b", free={"free_gpus": 0}), rtx_node("c"))
+    assert changes(stand, place(remaining, VLLM, wide, FAKE, running=stand)).changed == ()
+    launches = place(
+        remaining, replace(VLLM, replicas=2), wide, replace(FAKE, replicas=2), running=stand
+    )
+    assert set(names(launches)) - set(names(stand)) == {"org-model-1", "m-1"}
+    reloaded = place(remaining, VLLM, replace(wide, reserve=1), FAKE, running=stand)
+    assert {launch.name: launch.reserve for launch in reloaded}["org-wide-0"] == 1, (
         "gateways hear of it all the same"
     )
     for change in ({"replicas": 2}, {"slots": 9}):
         with pytest.raises(DoesNotFit, match="needs 4 GPUs on one node"):
-            place(left, VLLM, replace(wide, **change), FAKE, running=stand)
+            place(remaining, VLLM, replace(wide, **change), FAKE, running=stand)
     with pytest.raises(EngineError, match="no node can serve `org/model`"):
         place(survey(node("c")), VLLM)
     (alone,) = place(survey(rtx_node("a")), VLLM)
@@ -336,10 +340,10 @@ def test_fewer_of_what_stands_need_no_room(place):
     """Two of three nodes are lost: two of the three replicas do not fit on what is left, and wait
     anyway.
     """
-    two = replace(VLLM, replicas=2)
+    pair = replace(VLLM, replicas=2)
     stand = place(survey(*map(rtx_node, "abc")), replace(VLLM, replicas=3))
-    left = survey(rtx_node("a"))
-    assert names(place(left, two, running=stand)) == ["org-model-0", "org-model-1"]
-    assert len(place(left, replace(two, slots=1), running=stand)) == 2, (
+    remaining = survey(rtx_node("a"))
+    assert names(place(remaining, pair, running=stand)) == ["org-model-0", "org-model-1"]
+    assert len(place(remaining, replace(pair, slots=1), running=stand)) == 2, (
         "what changes may wait for room"
     )

@@ -23,10 +23,10 @@ ONE = Launch(
 )
 
 
-def row(launch, **more):
-    told = {"state": "ready", "why": None, "node": "b", "url": "http://b:1", "pid": 7, **more}
+def row(launch, **fields):
+    report = {"state": "ready", "why": None, "node": "b", "url": "http://b:1", "pid": 7, **fields}
     return messages.ReplicaReport(
-        launch.name, engine="fake", incarnation="one", launch=launch, **told
+        launch.name, engine="fake", incarnation="one", launch=launch, **report
     )
 
 
@@ -87,13 +87,13 @@ def driver_of(link, actors=None):
     return ray_driver
 
 
-def report(launch=ONE, owner=SETUP.gateway, **more):
-    return {"owner": owner, "version": 1, "row": to_document(row(launch, **more))}
+def report(launch=ONE, owner=SETUP.gateway, **fields):
+    return {"owner": owner, "version": 1, "row": to_document(row(launch, **fields))}
 
 
-async def until(what):
+async def until(condition):
     async with asyncio.timeout(5):
-        while not what():
+        while not condition():
             await asyncio.sleep(0.001)
 
 
@@ -108,12 +108,12 @@ async def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with
     mending = asyncio.create_task(driver._end_all_but_wanted(actors.names))
     await until(lambda: actors.story)
     ((_, first),) = actors.story
-    other = {"a": "b", "b": "a"}[first]
-    await driver._carry_out(wanted(replace(ONE, name=other)))
+    second = {"a": "b", "b": "a"}[first]
+    await driver._carry_out(wanted(replace(ONE, name=second)))
     actors.may_end.set()
     await mending
-    assert [name for what, name in actors.story if what == "ended"] == [first]
-    assert other in driver._launches
+    assert [name for event, name in actors.story if event == "ended"] == [first]
+    assert second in driver._launches
 
 
 async def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
@@ -137,7 +137,7 @@ async def test_reports_are_told_once_and_all_of_them_when_one_has_changed():
     driver._tell()
     driver._tell()
     driver._say("m-1", "waiting", None)
-    assert [[row.state for row in told.rows] for told in wire] == [
+    assert [[row.state for row in message.rows] for message in wire] == [
         ["ready", "ready"],
         ["ready", "waiting"],
     ]
@@ -257,8 +257,8 @@ async def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engin
 
 
 async def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_path):
-    for error, left in (None, None), ("the driver is gone", "the cluster cannot be reached"):
+    for error, warning in (None, None), ("the driver is gone", "the cluster cannot be reached"):
         client, wire = client_of(tmp_path)
         wire.answer = messages.Answer(1, error)
-        told = await client.stop()
-        assert told is None if left is None else left in told
+        result = await client.stop()
+        assert result is None if warning is None else warning in result

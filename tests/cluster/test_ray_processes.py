@@ -27,20 +27,20 @@ TOKEN = Path("/c/ray-token")
 
 
 def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
-    told = arguments(HEAD, NodeOptions(), PORTS, FOLDER)
+    flags = arguments(HEAD, NodeOptions(), PORTS, FOLDER)
     assert {"--head", "--no-monitor", "--disable-usage-stats", "--include-dashboard=false"} < set(
-        told
+        flags
     )
-    assert "--node-ip-address=10.0.0.1" in told
+    assert "--node-ip-address=10.0.0.1" in flags
     ports = {
         flag: int(number)
-        for flag, _, number in (word.partition("=") for word in told)
+        for flag, _, number in (word.partition("=") for word in flags)
         if "port" in flag
     }
     assert all(PORTS.first <= port <= PORTS.last for port in ports.values())
     assert len(set(ports.values())) == len(ports), "none is taken twice"
     assert str(PORTS) == "6379-7499"
-    assert not any("ray-client" in word for word in told)
+    assert not any("ray-client" in word for word in flags)
     assert "--ray-client-server-port=6398" in arguments(
         HEAD, NodeOptions(), PORTS, FOLDER, has_client=True
     )
@@ -48,11 +48,11 @@ def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
 
 def test_a_node_is_told_its_head_and_what_it_lends():
     options = NodeOptions("b", cpus=4, gpus=0)
-    told = arguments(
+    flags = arguments(
         replace(HEAD, is_head=False, address="10.0.0.2"), options, Ports(9000), FOLDER
     )
-    assert {"--address=10.0.0.1:6379", "--num-cpus=4", "--num-gpus=0"} < set(told)
-    assert not any(word.startswith(("--head", "--port", "--dashboard-port")) for word in told)
+    assert {"--address=10.0.0.1:6379", "--num-cpus=4", "--num-gpus=0"} < set(flags)
+    assert not any(word.startswith(("--head", "--port", "--dashboard-port")) for word in flags)
 
 
 def test_what_closes_it_cannot_be_undone_by_the_environment_and_the_rest_can():
@@ -64,15 +64,18 @@ def test_what_closes_it_cannot_be_undone_by_the_environment_and_the_rest_can():
         "RAY_health_check_period_ms": "5000",
         "PATH": "/bin",
     }
-    told = environment(HEAD, PORTS, TOKEN, theirs)
-    assert (told["RAY_AUTH_MODE"], told["RAY_AUTH_TOKEN_PATH"]) == ("token", "/c/ray-token")
-    assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} & set(told)
-    assert told["RAY_USAGE_STATS_ENABLED"] == "0"
-    assert told["RAY_health_check_period_ms"] == "5000"
-    assert int(told["RAY_gcs_rpc_server_reconnect_timeout_s"]) > 24 * 3600, (
+    variables = environment(HEAD, PORTS, TOKEN, theirs)
+    assert (variables["RAY_AUTH_MODE"], variables["RAY_AUTH_TOKEN_PATH"]) == (
+        "token",
+        "/c/ray-token",
+    )
+    assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} & set(variables)
+    assert variables["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert variables["RAY_health_check_period_ms"] == "5000"
+    assert int(variables["RAY_gcs_rpc_server_reconnect_timeout_s"]) > 24 * 3600, (
         "what serves outlives its head"
     )
-    assert (told["PATH"], told[MARK]) == ("/bin", "m4rk")
+    assert (variables["PATH"], variables[MARK]) == ("/bin", "m4rk")
 
 
 def test_engines_of_a_node_have_ports_of_the_same_range_and_elsewhere_any():

@@ -34,24 +34,26 @@ class Asked:
 
 
 @pytest.fixture
-def asked():
+def surveys():
     return Asked()
 
 
 @pytest.fixture
-def rebuilt(tmp_path, asked):
+def rebuilt(tmp_path, surveys):
     def launches(settings, running=None):
-        return asked.nodes.launches(settings, user_paths({"HOME": str(tmp_path)}), running=running)
+        return surveys.nodes.launches(
+            settings, user_paths({"HOME": str(tmp_path)}), running=running
+        )
 
     return launches
 
 
-def test_a_reload_that_moves_no_replica_goes_through_while_the_head_is_lost(rebuilt, asked):
+def test_a_reload_that_moves_no_replica_goes_through_while_the_head_is_lost(rebuilt, surveys):
     """A key is taken back whether or not somebody can place replicas."""
     stand = rebuilt(SETTINGS)
-    asked.lost = True
+    surveys.lost = True
     upstream = Upstream("http://127.0.0.1:9", 4, "other")
-    assert [one.name for one in rebuilt(replace(SETTINGS, upstream=(upstream,)), stand)] == [
+    assert [launch.name for launch in rebuilt(replace(SETTINGS, upstream=(upstream,)), stand)] == [
         "m-0",
         "m-1",
         "other",
@@ -59,9 +61,9 @@ def test_a_reload_that_moves_no_replica_goes_through_while_the_head_is_lost(rebu
     assert rebuilt(SETTINGS, stand) == stand
     (serve,) = SETTINGS.serve
     reserved = rebuilt(replace(SETTINGS, serve=(replace(serve, reserve=1),)), stand)
-    assert [one.reserve for one in reserved] == [1, 1]
+    assert [launch.reserve for launch in reserved] == [1, 1]
     assert len(rebuilt(replace(SETTINGS, serve=(replace(serve, replicas=1),)), stand)) == 1
-    assert asked.count == 1, "nobody is asked for what can be done without"
+    assert surveys.count == 1, "nobody is asked for what can be done without"
     for change in ({"replicas": 3}, {"slots": 2}):
         with pytest.raises(EngineError, match="the head is lost"):
             rebuilt(replace(SETTINGS, serve=(replace(serve, **change),)), stand)
@@ -69,11 +71,11 @@ def test_a_reload_that_moves_no_replica_goes_through_while_the_head_is_lost(rebu
         rebuilt(SETTINGS)
 
 
-def test_a_change_that_needs_nodes_asks_once_for_what_is_free_now(rebuilt, asked):
+def test_a_change_that_needs_nodes_asks_once_for_what_is_free_now(rebuilt, surveys):
     stand = rebuilt(SETTINGS)
     (serve,) = SETTINGS.serve
     with pytest.raises(DoesNotFit):
         # Of a tenth of a CPU each.
         rebuilt(replace(SETTINGS, serve=(replace(serve, replicas=1000),)), stand)
     assert len(rebuilt(replace(SETTINGS, serve=(replace(serve, replicas=80),)), stand)) == 80
-    assert asked.count == 3
+    assert surveys.count == 3

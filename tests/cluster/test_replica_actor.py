@@ -54,11 +54,11 @@ def all_parts(data, lines):
 @pytest.mark.parametrize("lines", [0, 3, 20_000, 10_000_000])
 def test_the_parts_are_together_the_last_lines_as_of_a_file_here(lines):
     if lines:
-        shown = LONG[-TAIL_BYTES:].splitlines(keepends=True)[-lines:]
+        expected = LONG[-TAIL_BYTES:].splitlines(keepends=True)[-lines:]
     else:
-        shown = ()
+        expected = ()
     parts = all_parts(LONG, lines)
-    assert "".join(part.text for part in parts) == b"".join(shown).decode(errors="replace")
+    assert "".join(part.text for part in parts) == b"".join(expected).decode(errors="replace")
     assert parts[-1].offset == len(LONG)
     assert (len(parts) > 1) == (lines > 3), "a long one comes in several parts"
     assert all("\ufffd" not in part.text for part in parts[1:]), "no letter is cut"
@@ -74,9 +74,9 @@ def test_what_came_since_is_told_and_a_log_that_was_begun_anew_from_its_beginnin
 async def test_a_part_fits_into_a_message_whatever_its_bytes(byte):
     """`skep logs NAME -n 100000` killed the driver: its answer was longer than a link takes."""
     ours, theirs = [await JsonPipe.over(end, FromDriver) for end in socket.socketpair()]
-    told = log_part(io.BytesIO(byte * TAIL_BYTES), None, 100_000)
-    assert len(told.text) == PART_BYTES
-    theirs.send(Answer(1, log=told))
-    assert await ours.receive() == Answer(1, log=told)
+    part = log_part(io.BytesIO(byte * TAIL_BYTES), None, 100_000)
+    assert len(part.text) == PART_BYTES
+    theirs.send(Answer(1, log=part))
+    assert await ours.receive() == Answer(1, log=part)
     for end in (ours, theirs):
         await end.close()

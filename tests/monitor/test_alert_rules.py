@@ -38,11 +38,11 @@ def probes(*outcomes, error="refused"):
     failed = ProbeOutcome.FAILED
     done = ProbeOutcome.DONE
     missed = ProbeOutcome.MISSED
-    told = {"f": (failed, None), "b": (failed, "busy"), "d": (done, None), "m": (missed, None)}
-    made = [(n, *told[letter]) for n, letter in enumerate(outcomes)]
+    results = {"f": (failed, None), "b": (failed, "busy"), "d": (done, None), "m": (missed, None)}
+    probed = [(n, *results[letter]) for n, letter in enumerate(outcomes)]
     return [
         Probe("box", 0, n, n, n, outcome, error=error, error_kind=kind)
-        for n, outcome, kind in made
+        for n, outcome, kind in probed
     ]
 
 
@@ -68,10 +68,8 @@ def probes(*outcomes, error="refused"):
         ("dbbb", False),
     ],
 )
-def test_a_target_is_down_after_two_failures_in_a_row_or_a_day_without_room_and_up_with_one_answer(
-    outcomes, wrong
-):
-    """One without room is there: neither a failure nor an answer.
+def test_a_target_is_down_after_two_failures_or_a_day_without_room(outcomes, wrong):
+    """One answer brings it up again. Without room, it neither fails nor answers.
 
     Refused for a day of probes, it serves nobody.
     """
@@ -232,15 +230,15 @@ def told_slower(rng, cv, tails, drop):
         if (
             sorted(values[last - 2 : last + 1])[1] < 46.5
         ):  # 7 % down at least: else it need not be asked
-            said = alerts.slower(KEY, run[max(0, last - 171) : last + 1], 10)
-            if said is not None and said.wrong:
+            finding = alerts.slower(KEY, run[max(0, last - 171) : last + 1], 10)
+            if finding is not None and finding.wrong:
                 return last - first + 1
     return None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cv", "tails", "drop", "least", "most"),
+    ("cv", "tails", "drop", "fewest", "limit"),
     [
         (0.02, False, 0.0, 0, 0),
         (0.04, False, 0.0, 0, 1),
@@ -256,27 +254,28 @@ def told_slower(rng, cv, tails, drop):
     ],
 )
 def test_how_often_300_targets_are_called_slower_that_are_not_and_that_are(
-    cv, tails, drop, least, most
+    cv, tails, drop, fewest, limit
 ):
     """14 days of hourly probes, looked at after each. docs/watch.md has some of these figures."""
     rng = random.Random(7)
     waits = [wait for _ in range(300) if (wait := told_slower(rng, cv, tails, drop)) is not None]
-    assert least <= len(waits) <= most, len(waits)
+    assert fewest <= len(waits) <= limit, len(waits)
     if drop:
         assert alerts.median(waits) <= 3
 
 
-def found(wrong, rule=AlertRule.SLOWER, target="box", since=None):
+def finding(wrong, rule=AlertRule.SLOWER, target="box", since=None):
     return RuleFinding(rule, target, wrong=wrong, message="m", value=1.0, limit=2.0, since=since)
 
 
-class Known:
+class StoredAlerts:
     """The alerts of a store, newest first."""
 
     def __init__(self):
         self.alerts = []
 
     def feed(self, findings, now):
+        """Return how many alerts the findings open and close."""
         opened, closed = judge_findings(self.alerts, findings, now)
         for alert, because in closed:
             self.alerts[self.alerts.index(alert)] = replace(
@@ -286,21 +285,30 @@ class Known:
         return len(opened), len(closed)
 
 
-def test_rules_and_targets_have_alerts_of_their_own_and_a_change_is_not_told_twice():
-    known = Known()
+def test_rules_and_targets_have_alerts_of_their_own():
+    stored = StoredAlerts()
     others = [
-        found(True, AlertRule.TTFT),
-        found(True, target="cloud"),
-        found(True, AlertRule.DISK, None),
+        finding(True, AlertRule.TTFT),
+        finding(True, target="cloud"),
+        finding(True, AlertRule.DISK, None),
     ]
-    assert known.feed([found(True), *others], 1.0) == (4, 0)
-    assert known.feed([found(False, target="cloud"), found(True)], 2.0) == (0, 1)
-    assert [alert.target for alert in known.alerts if alert.closed_at] == ["cloud"]
-    # Change points are derived anew after each probe; one may be lost and found again.
-    known = Known()
-    known.feed([found(True, AlertRule.SHIFT, since=50.0)], 60.0)
-    assert known.feed([found(False, AlertRule.SHIFT)], 70.0) == (0, 1)
-    assert known.feed([found(True, AlertRule.SHIFT, since=55.0)], 80.0) == (0, 0)
-    assert known.feed([found(True, AlertRule.SHIFT, since=75.0)], 90.0) == (1, 0)
-    assert known.feed([found(True, AlertRule.SHIFT, since=95.0)], 99.0) == (1, 1)
-    assert known.alerts[1].closed_because == "another one followed"
+    assert stored.feed([finding(True), *others], 1.0) == (4, 0)
+    assert stored.feed([finding(False, target="cloud"), finding(True)], 2.0) == (0, 1)
+    assert [alert.target for alert in stored.alerts if alert.closed_at] == ["cloud"]
+
+
+def test_a_change_that_is_lost_and_found_again_opens_no_second_alert():
+    """Change points are derived anew after each probe: one may be lost and found again."""
+    stored = StoredAlerts()
+    stored.feed([finding(True, AlertRule.SHIFT, since=50.0)], 60.0)
+    assert stored.feed([finding(False, AlertRule.SHIFT)], 70.0) == (0, 1)
+    assert stored.feed([finding(True, AlertRule.SHIFT, since=55.0)], 80.0) == (0, 0)
+
+
+def test_a_later_change_opens_an_alert_in_the_place_of_the_one_before():
+    stored = StoredAlerts()
+    stored.feed([finding(True, AlertRule.SHIFT, since=50.0)], 60.0)
+    assert stored.feed([finding(False, AlertRule.SHIFT)], 70.0) == (0, 1)
+    assert stored.feed([finding(True, AlertRule.SHIFT, since=75.0)], 90.0) == (1, 0)
+    assert stored.feed([finding(True, AlertRule.SHIFT, since=95.0)], 99.0) == (1, 1)
+    assert stored.alerts[1].closed_because == "another one followed"

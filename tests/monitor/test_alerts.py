@@ -31,16 +31,16 @@ class Listener:
         return self.error
 
     def words(self):
-        return [what for what, _ in self.heard]
+        return [event for event, _ in self.heard]
 
 
 class Rig:
     """A target probed hourly, the watch over it, and one who listens."""
 
-    def __init__(self, series, wanted=None, listener=None, free=100 * GIB, usual=0, **target):
+    def __init__(self, series, settings=None, listener=None, free=100 * GIB, usual=0, **target):
         """`usual`: so many probes of the usual figures came before."""
         self.series = series
-        self.wanted = wanted or Monitor()
+        self.wanted = settings or Monitor()
         self.listener = listener or Listener()
         self.log = []
         self.free = free
@@ -132,8 +132,10 @@ def test_down_and_up_again_are_told_once_each_and_stored(series):
     ]
     (alert,) = series.alerts()
     assert (alert.rule, alert.closed_at - alert.opened_at) == (records.AlertRule.DOWN, 2 * HOUR)
-    told = [(what, via, error) for what, _, via, error in series.notices(alert.id)]
-    assert told == [(what, via, None) for what in ("opened", "closed") for via in ("webhook",)]
+    notices = [(event, via, error) for event, _, via, error in series.notices(alert.id)]
+    assert notices == [
+        (event, via, None) for event in ("opened", "closed") for via in ("webhook",)
+    ]
     assert rig.log[0].startswith("alert.opened rule=down target=box")
 
 
@@ -223,10 +225,10 @@ class FullStore(SeriesStore):
 
     full = True
 
-    def _append(self, table, record=None, *more, **columns):
+    def _append(self, table, record=None, *rest, **columns):
         if self.full and getattr(record, "rule", None) is records.AlertRule.DISK:
             raise StoreError("the store cannot grow: no space left on its disk")
-        return super()._append(table, record, *more, **columns)
+        return super()._append(table, record, *rest, **columns)
 
 
 def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
@@ -286,10 +288,12 @@ def test_what_came_and_went_in_quiet_hours_is_told_once_at_their_end(series):
 
     alive(rig, story)
     alive(rig, [{}] * 2)
-    ((what, text),) = rig.listener.heard
-    assert what == "closed"
-    told = "in quiet hours, and over: 2 times, the last one from Monday 17:00 to Monday 18:00: "
-    assert text == f"{told}box is down: 2 probes in a row failed: refused; it answers again"
+    ((event, text),) = rig.listener.heard
+    assert event == "closed"
+    expected = (
+        "in quiet hours, and over: 2 times, the last one from Monday 17:00 to Monday 18:00: "
+    )
+    assert text == f"{expected}box is down: 2 probes in a row failed: refused; it answers again"
 
 
 def test_each_night_is_told_by_itself(series):
@@ -360,10 +364,10 @@ def test_no_secret_reaches_message_log_or_store(series):
         env,
     )
     (alert,) = series.alerts()
-    seen = json.dumps([rig.log, rig.listener.heard, alert.message])
+    output = json.dumps([rig.log, rig.listener.heard, alert.message])
     assert "401: *** is no key; *** ***" in alert.message
-    assert "hidden" not in seen
-    assert "very-secret" not in seen
+    assert "hidden" not in output
+    assert "very-secret" not in output
 
 
 def test_alerts_of_a_removed_target_end(series):
@@ -402,17 +406,16 @@ def test_nothing_that_goes_wrong_inside_comes_out(series):
     }
 
 
-def test_check_tells_open_alerts_overdue_probes_and_free_bytes_also_of_a_store_that_is_not_there_yet(
-    series, tmp_path
-):
+def test_check_names_open_alerts_overdue_probes_and_the_free_bytes(series, tmp_path):
+    """The free bytes are also read for a store that does not exist yet."""
     rig = Rig(series, usual=1)
     assert check_document(series, rig.now)["ok"]
     alive(rig, DOWN)
-    assert [one["rule"] for one in check_document(series, rig.now)["wrong"]] == ["down"]
+    assert [row["rule"] for row in check_document(series, rig.now)["wrong"]] == ["down"]
     series.put_target(records.ProbeTarget("new", "http://new:1", added_at=rig.now - 60))
     late = check_document(series, rig.now + 4 * HOUR, running=False)
-    told = [(one["rule"], one["target"]) for one in late["wrong"]]
-    assert told == [("down", "box"), ("unwatched", "box"), ("unwatched", "new")]
+    rows = [(row["rule"], row["target"]) for row in late["wrong"]]
+    assert rows == [("down", "box"), ("unwatched", "box"), ("unwatched", "new")]
     assert "the monitor is not running" in late["wrong"][1]["message"]
     assert (
         "runs but is late"

@@ -41,22 +41,22 @@ def put(series, name, *, cold, hot):
 
 def test_a_target_that_is_slow_after_a_pause_is_told_in_one_sentence(series):
     put(series, "cloud", cold=(3500.0, 12.1), hot=(800.0, 33.8))
-    told = (
+    expected = (
         "cloud after a pause (probed every 1 h): first token after 3.5 s instead of 800 ms, "
         "12.1 tok/s instead of 33.8"
     )
-    assert cold_start_of(series, "cloud", START, NOW).sentence == f"{told} (2-day medians)"
-    assert f"{told} (7-day medians)" in monitor_status(series, NOW).sentences()
+    assert cold_start_of(series, "cloud", START, NOW).sentence == f"{expected} (2-day medians)"
+    assert f"{expected} (7-day medians)" in monitor_status(series, NOW).sentences()
 
 
 def test_a_target_that_keeps_its_speed_is_told_when_asked_alone(series):
     put(series, "box", cold=(120.0, 73.7), hot=(120.0, 73.7))
     start = cold_start_of(series, "box", START, NOW)
-    told = (
+    expected = (
         "box after a pause (probed every 1 h): first token after 120 ms, 73.7 tok/s, not to be "
         "told apart from hot runs"
     )
-    assert start.sentence == f"{told} (2-day medians)"
+    assert start.sentence == f"{expected} (2-day medians)"
     assert monitor_status(series, NOW).sentences() == []
 
 

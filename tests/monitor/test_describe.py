@@ -24,10 +24,10 @@ def change(because=None, hours=1):
 
 
 def test_a_change_is_told_with_its_cause_and_full_coverage_needs_no_words():
-    told = "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00"
+    expected = "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00"
     because = "the driver changed from 570 to 580"
-    assert describe.describe_change(change(because)) == f"{told}, when {because}"
-    assert describe.describe_change(change()) == f"{told}; skep knows of no change then"
+    assert describe.describe_change(change(because)) == f"{expected}, when {because}"
+    assert describe.describe_change(change()) == f"{expected}; skep knows of no change then"
     assert describe.describe_coverage({"done": 20, "failed": 0, "missed": 0}) is None
     assert (
         describe.describe_coverage({"done": 20, "failed": 1, "missed": 3})

@@ -32,7 +32,9 @@ BOX = ProbeTarget("box", "http://127.0.0.1:1/v1")
 COLD = SeriesKey("box", Heat.COLD, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 
 
-def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series):
+@pytest.fixture
+def upgraded(series):
+    """Ten days of one speed, then a driver upgrade and 60 slower hours. Return the time then."""
     series.put_target(ProbeTarget("box", "http://127.0.0.1:1/v1"))
     add(series, noisy((70, 10 * 24 + 3), (67.1, 60)))
     at = START + 10 * DAY_S + 3 * HOUR_S
@@ -41,24 +43,33 @@ def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series):
             at, EventKind.VERSION, "driver", "box", {"what": "driver", "from": "570", "to": "580"}
         )
     )
-    now = START + 303 * HOUR_S
-    [change] = history.find_changes(series, "box", now)
+    return START + 303 * HOUR_S
+
+
+def test_a_driver_upgrade_is_a_change_for_the_worse_with_its_cause(series, upgraded):
+    [change] = history.find_changes(series, "box", upgraded)
     assert change.worse
     assert change.because == "the driver changed from 570 to 580"
     assert series.changes("box") == [change]
-    found = history.history_of(series, KEY, now - 14 * DAY_S, now)
-    assert found.changes == (change,)
-    assert found.sentences[0].startswith("-4.")
-    assert found.sentences[0].endswith(
+
+
+def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series, upgraded):
+    changes = history.find_changes(series, "box", upgraded)
+    shown_history = history.history_of(series, KEY, upgraded - 14 * DAY_S, upgraded)
+    assert shown_history.changes == tuple(changes)
+    assert shown_history.sentences[0].startswith("-4.")
+    assert shown_history.sentences[0].endswith(
         "since Tuesday 3 November 03:00, when the driver changed from 570 to 580"
     )
-    # Medians of the first values after a step tell little.
-    assert (len(found.points), len(found.band)) == (
-        303,
-        299,
-    )
-    assert found.stats.count == 303
-    assert found.coverage == {"done": 303, "failed": 0, "missed": 0}
+
+
+def test_the_band_leaves_out_the_first_values_after_a_step(series, upgraded):
+    """Their medians tell little."""
+    history.find_changes(series, "box", upgraded)
+    shown_history = history.history_of(series, KEY, upgraded - 14 * DAY_S, upgraded)
+    assert (len(shown_history.points), len(shown_history.band)) == (303, 299)
+    assert shown_history.stats.count == 303
+    assert shown_history.coverage == {"done": 303, "failed": 0, "missed": 0}
 
 
 def test_busy_values_are_shown_and_left_out_of_the_rest(series):
@@ -66,21 +77,22 @@ def test_busy_values_are_shown_and_left_out_of_the_rest(series):
     add(series, [20.0] * 30, start=START + 60 * HOUR_S, running=3)
     now = START + 90 * HOUR_S
     assert history.find_changes(series, "box", now) == []
-    found = history.history_of(series, KEY, START, now)
-    assert (len(found.points), found.busy, len(found.band)) == (90, 30, 60)
-    assert found.stats.low > 60
+    shown_history = history.history_of(series, KEY, START, now)
+    assert (len(shown_history.points), shown_history.busy, len(shown_history.band)) == (90, 30, 60)
+    assert shown_history.stats.low > 60
     assert (
-        "values while other clients used the target: 30, shown and not counted" in found.sentences
+        "values while other clients used the target: 30, shown and not counted"
+        in shown_history.sentences
     )
 
 
 def test_cold_runs_have_statistics_and_no_changes(series):
     add(series, noisy((70, 40), (20, 40)), heat=Heat.COLD)
-    found = history.history_of(series, COLD, START, START + 80 * HOUR_S)
-    assert found.changes == ()
-    assert found.stats.count == 80
-    [told] = found.sentences
-    assert told.startswith("median")
+    shown_history = history.history_of(series, COLD, START, START + 80 * HOUR_S)
+    assert shown_history.changes == ()
+    assert shown_history.stats.count == 80
+    [sentence] = shown_history.sentences
+    assert sentence.startswith("median")
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [0.0] * 30, [1.0] * 60])
@@ -92,9 +104,9 @@ def test_nothing_and_nearly_nothing_is_shown_as_such(series, values):
         == history.find_changes(series, "nobody", now)
         == []
     )
-    found = history.history_of(series, KEY, START, now)
-    assert len(found.points) == len(values)
-    assert (found.stats is None) is (not values)
+    shown_history = history.history_of(series, KEY, START, now)
+    assert len(shown_history.points) == len(values)
+    assert (shown_history.stats is None) is (not values)
 
 
 def test_too_many_samples_are_read_by_their_hours(series, monkeypatch):
@@ -167,9 +179,7 @@ def test_a_change_that_proves_to_be_none_goes_away(series):
 
 
 def test_the_beginning_of_a_window_is_not_looked_at_for_new_changes(series):
-    """A level that reaches into the window with few values was judge_findings when it lay inside with all
-    of them.
-    """
+    """A level that reaches into the window with few values was judged when all of them lay inside."""
     add(series, noisy((70, 20), (60, 130), seed=4), every_s=STEP_S)
     now = START + 150 * STEP_S
     begin = now - history.WINDOW_S
@@ -185,10 +195,10 @@ def test_local_against_cloud(series):
         series.put_target(replace(BOX, name=name))
     add(series, noisy((75, 40)), target="local", model="qwen", figures={"engine_tok_s": 76.0})
     add(series, noisy((34, 40), cv=0.3), target="cloud", model="qwen", figures={"ttft_ms": 900.0})
-    found = history.compare_targets(series, "local", "cloud", START, END)
-    [row] = found.rows  # the engine's speed and the wait are each told by one side only
+    comparison = history.compare_targets(series, "local", "cloud", START, END)
+    [row] = comparison.rows  # the engine's speed and the wait are each told by one side only
     assert (row.key.metric, row.versus.judgement) == (SeriesMetric.TOK_S, Judgement.WORSE)
-    assert found.same_model
+    assert comparison.same_model
 
 
 def test_other_lengths_are_no_comparison(series):
@@ -196,8 +206,8 @@ def test_other_lengths_are_no_comparison(series):
     series.put_target(ProbeTarget("cloud", "http://b", prompt_tokens=16))
     add(series, noisy((70, 48)))
     add(series, noisy((35, 48)), target="cloud")
-    found = history.compare_targets(series, "box", "cloud", START, END)
-    assert found.rows[0].versus.judgement is Judgement.UNKNOWN
+    comparison = history.compare_targets(series, "box", "cloud", START, END)
+    assert comparison.rows[0].versus.judgement is Judgement.UNKNOWN
 
 
 def around_note(series, at, text):
@@ -208,9 +218,9 @@ def around_note(series, at, text):
 
 def test_a_note_inside_an_hour_of_many_probes_divides_that_hour(series):
     add(series, noisy((70, 20), (63, 20)), every_s=60)
-    found = around_note(series, 20 * 60 - 10, "clock locked")
-    assert "when it was noted: clock locked: -9.9 % (" in found["sentence"]
-    assert (found["a"]["count"], found["b"]["count"]) == (20, 20)
+    comparison = around_note(series, 20 * 60 - 10, "clock locked")
+    assert "when it was noted: clock locked: -9.9 % (" in comparison["sentence"]
+    assert (comparison["a"]["count"], comparison["b"]["count"]) == (20, 20)
 
 
 def test_the_windows_end_where_something_else_happened(series):
@@ -223,24 +233,24 @@ def test_the_windows_end_where_something_else_happened(series):
         (2.2, EventKind.NOTE, "of another box", "other"),
     ):
         series.append_event(MonitorEvent(START + days * DAY_S, kind, text, target))
-    found = around_note(series, 2 * DAY_S, "new fans")
-    assert (found["before"], found["after"]) == (
+    comparison = around_note(series, 2 * DAY_S, "new fans")
+    assert (comparison["before"], comparison["after"]) == (
         [START + DAY_S, START + 2 * DAY_S],
         [START + 2 * DAY_S, START + 3 * DAY_S],
     )
-    assert "inside run-to-run noise" in found["sentence"]
+    assert "inside run-to-run noise" in comparison["sentence"]
 
 
 def test_a_note_with_nothing_after_it_is_not_comparable_yet(series):
     add(series, noisy((70, 10)))
-    found = around_note(series, DAY_S, "just now")
-    assert found["sentence"].endswith("not comparable, with 10 values before and 0 after")
+    comparison = around_note(series, DAY_S, "just now")
+    assert comparison["sentence"].endswith("not comparable, with 10 values before and 0 after")
 
 
-def swap(series, at, what="model", before="qwen3-8b.gguf", after="qwen3-14b.gguf"):
+def swap(series, at, version="model", before="qwen3-8b.gguf", after="qwen3-14b.gguf"):
     """As the loop writes it down."""
-    detail = {"what": what, "from": before, "to": after}
-    series.append_event(MonitorEvent(at, EventKind.VERSION, f"{what} changed", "box", detail))
+    detail = {"what": version, "from": before, "to": after}
+    series.append_event(MonitorEvent(at, EventKind.VERSION, f"{version} changed", "box", detail))
 
 
 @pytest.fixture
@@ -254,22 +264,24 @@ def swapped(series):
     return at
 
 
-def test_another_model_begins_a_new_series_and_is_neither_a_change_nor_a_regression_of_the_old_one(
-    series, swapped
-):
+def test_another_model_begins_a_new_series(series, swapped):
     now = START + 168 * HOUR_S
     assert history.find_changes(series, "box", now) == []
-    found = history.history_of(series, KEY, START, now)
-    assert (found.changes, found.steps) == ((), (swapped,))
-    assert found.stats.count == 48
-    assert found.stats.median == pytest.approx(40, rel=0.02)
-    assert len(found.points) == 168  # both are shown
-    first = found.sentences[0]
-    told = (
+    shown_history = history.history_of(series, KEY, START, now)
+    assert (shown_history.changes, shown_history.steps) == ((), (swapped,))
+    assert shown_history.stats.count == 48
+    assert shown_history.stats.median == pytest.approx(40, rel=0.02)
+    assert len(shown_history.points) == 168  # both are shown
+    first = shown_history.sentences[0]
+    expected = (
         "a new series since Thursday 29 October 00:00, when the model changed from "
         "qwen3-8b.gguf to qwen3-14b.gguf"
     )
-    assert first == told
+    assert first == expected
+
+
+def test_another_model_is_no_regression_of_the_old_one(series, swapped):
+    now = START + 168 * HOUR_S
     (standing,) = target_statuses(series, now)
     assert standing.readings[0].ratio == pytest.approx(1, abs=0.05)
     history.find_changes(series, "box", now)

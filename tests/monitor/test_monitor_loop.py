@@ -86,7 +86,7 @@ class World:
         return probe, [ProbeSample(began, Heat.HOT, ProbeShape.SHORT, 1, tok_s=50.0)]
 
     def loop_of(self, series=None):
-        async def here(function, *arguments):
+        async def in_loop(function, *arguments):
             return function(*arguments)
 
         return Loop(
@@ -96,7 +96,7 @@ class World:
             watch=self.watch,
             moment=self.moment,
             look_for_changes=lambda *_: None,
-            in_thread=here,
+            in_thread=in_loop,
             poll_s=60.0,
         )
 
@@ -119,15 +119,15 @@ class World:
 
 @pytest.fixture
 def world(series):
-    made = []
+    worlds = []
 
     def make(*targets, **options):
-        made.append(World(series, *targets, **options))
-        return made[-1]
+        worlds.append(World(series, *targets, **options))
+        return worlds[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for made_world in worlds:
+        made_world.close()
 
 
 def outcomes(series, name="box"):
@@ -135,19 +135,24 @@ def outcomes(series, name="box"):
 
 
 def test_a_target_is_probed_at_once_and_every_hour(world, series):
-    one = world(BOX)
-    one.run(10 * HOUR)
+    monitor = world(BOX)
+    monitor.run(10 * HOUR)
     assert outcomes(series) == ["done"] * 10
     assert series.events(*ALL) == []
 
 
 def test_targets_of_one_machine_are_probed_one_after_the_other(world):
     away = replace(BOX, name="away", url="http://10.0.0.7")
-    one = world(BOX, replace(BOX, name="gateway", url="http://localhost:9"), away)
-    one.run(100)
-    here = [entry[:2] for entry in one.log if entry[1] != "away"]
-    assert here == [("begin", "box"), ("end", "box"), ("begin", "gateway"), ("end", "gateway")]
-    assert [entry[2] for entry in one.log if entry[:2] == ("begin", "away")] == [0.0]
+    monitor = world(BOX, replace(BOX, name="gateway", url="http://localhost:9"), away)
+    monitor.run(100)
+    on_machine = [entry[:2] for entry in monitor.log if entry[1] != "away"]
+    assert on_machine == [
+        ("begin", "box"),
+        ("end", "box"),
+        ("begin", "gateway"),
+        ("end", "gateway"),
+    ]
+    assert [entry[2] for entry in monitor.log if entry[:2] == ("begin", "away")] == [0.0]
     urls = (
         "http://localhost:8400",
         "127.0.0.3:80",
@@ -159,7 +164,7 @@ def test_targets_of_one_machine_are_probed_one_after_the_other(world):
 
 
 def test_targets_come_and_go_while_it_runs(world, series):
-    one = world()
+    monitor = world()
 
     async def change():
         await asyncio.sleep(60)
@@ -167,15 +172,15 @@ def test_targets_come_and_go_while_it_runs(world, series):
         await asyncio.sleep(600)
         series.remove_target("box", NOON + 660)
 
-    one.run(5 * HOUR, meanwhile=change)
+    monitor.run(5 * HOUR, meanwhile=change)
     assert outcomes(series) == ["done"]
-    assert one.log[0][2] == pytest.approx(60, abs=61)
+    assert monitor.log[0][2] == pytest.approx(60, abs=61)
 
 
 def test_a_probe_under_way_when_it_is_stopped_is_not_told_and_made_again(world, series):
-    one = world(BOX)
-    one.takes_s = 500.0
-    one.run(100)
+    monitor = world(BOX)
+    monitor.takes_s = 500.0
+    monitor.run(100)
     assert outcomes(series) == []
     again = world()
     again.began_at = NOON + 200
@@ -201,13 +206,13 @@ def test_a_prober_with_a_bug_or_a_past_that_cannot_be_read_does_not_end_the_watc
     async def broken(due):
         raise ZeroDivisionError(due.slot)
 
-    one = world(BOX)
-    one.run(2 * HOUR, series=Garbled(series.store))
+    first = world(BOX)
+    first.run(2 * HOUR, series=Garbled(series.store))
     assert set(outcomes(series)) == {"done"}
-    assert any("no JSON" in text for text in one.said)
-    two = world(replace(BOX, name="other"))
-    two.probe = broken
-    two.run(2 * HOUR)
+    assert any("no JSON" in text for text in first.said)
+    second = world(replace(BOX, name="other"))
+    second.probe = broken
+    second.run(2 * HOUR)
     assert len(outcomes(series, "other")) >= 2
     assert set(outcomes(series, "other")) == {"failed"}
     assert series.latest("other")[0].error.startswith("ZeroDivisionError")
@@ -228,20 +233,20 @@ class Watch:
 
 def test_it_is_looked_at_after_each_probe_and_each_minute(world, series):
     watch = Watch()
-    one = world(BOX, watch=watch)
-    one.run(0.5 * HOUR)
+    monitor = world(BOX, watch=watch)
+    monitor.run(0.5 * HOUR)
     assert watch.after == [("box", NOON + 30)]
     assert 29 <= len(watch.ticks) <= 31
-    assert any("a watch with a bug" in text for text in one.said)
+    assert any("a watch with a bug" in text for text in monitor.said)
 
 
 def test_what_was_probed_by_hand_meanwhile_is_not_news_to_the_loop(world, series):
-    one = world(BOX)
+    monitor = world(BOX)
 
     async def by_hand():
         await asyncio.sleep(600)
         for place, driver in enumerate(("570", "580")):
-            at = one.moment().wall + place
+            at = monitor.moment().wall + place
             probe = Probe(
                 "box",
                 -1,
@@ -253,16 +258,16 @@ def test_what_was_probed_by_hand_meanwhile_is_not_news_to_the_loop(world, series
                 versions={"driver": driver},
             )
             series.append_probe(probe)
-        one.versions = {"driver": "580"}
+        monitor.versions = {"driver": "580"}
 
-    one.run(2 * HOUR, meanwhile=by_hand)
+    monitor.run(2 * HOUR, meanwhile=by_hand)
     assert len(outcomes(series)) >= 4
     assert [event for event in series.events(*ALL) if event.kind is EventKind.VERSION] == []
 
 
 def test_down_up_upgrades_and_restarts_are_marked_once(world, series):
-    one = world(BOX)
-    one.run(100)
+    monitor = world(BOX)
+    monitor.run(100)
     for number, (fails, versions) in enumerate(
         [(True, {}), (True, {}), (False, {"driver": "580"}), (False, {"driver": "580"})], start=1
     ):
@@ -303,8 +308,8 @@ def test_another_model_is_told_once(world, series):
         world.model, file = names.split()
         world.versions = {"model": file}
         world.run(HOUR)
-    told = [line for line in world.said if line.startswith("monitor.model")]
-    assert told == [
+    lines = [line for line in world.said if line.startswith("monitor.model")]
+    assert lines == [
         (
             "monitor.model target='box' why='model changed from a.gguf to b.gguf; its series "
             "begin anew'"
@@ -324,11 +329,11 @@ def test_another_model_is_told_once(world, series):
 )
 def test_a_target_without_room_went_neither_down_nor_up(probes, kinds):
     last_seen = LastSeen()
-    told = []
+    messages = []
     for probe in probes:
-        told += [event.kind for event in events_since(last_seen, probe)]
+        messages += [event.kind for event in events_since(last_seen, probe)]
         last_seen.take(probe)
-    assert told == kinds
+    assert messages == kinds
 
 
 @pytest.mark.parametrize(
@@ -356,11 +361,11 @@ def test_a_model_that_was_swapped_during_a_long_outage_is_noticed(store):
         series.append_probe(
             Probe("box", 0, slot, at + slot, at + slot, outcome, model="m", versions=versions)
         )
-    seen = last_seen(series, "box")
+    before = last_seen(series, "box")
     now = Probe(
         "box", 0, 99, at + 99, at + 99, ProbeOutcome.DONE, model="m", versions={"model": "b.gguf"}
     )
-    assert [event.kind for event in events_since(seen, now)] == [EventKind.UP, EventKind.VERSION]
+    assert [event.kind for event in events_since(before, now)] == [EventKind.UP, EventKind.VERSION]
 
 
 class FullDisk(SeriesStore):
@@ -376,7 +381,7 @@ class FullDisk(SeriesStore):
 
 def test_while_the_disk_is_full_probes_are_missed_and_say_so(world, series):
     """What was under way is lost; from then on none is begun."""
-    one = world(BOX)
+    monitor = world(BOX)
     full = FullDisk(series.store)
 
     async def room():
@@ -384,11 +389,11 @@ def test_while_the_disk_is_full_probes_are_missed_and_say_so(world, series):
         assert outcomes(series) == []
         full.full = False
 
-    one.run(600, series=full, meanwhile=room)
+    monitor.run(600, series=full, meanwhile=room)
     gap, done = reversed(series.probes("box", *ALL))
     assert (gap.error_kind, gap.slots, done.outcome) == ("disk", 5, ProbeOutcome.DONE)
-    assert len([entry for entry in one.log if entry[0] == "begin"]) == 2
-    assert [text.split()[0] for text in one.said if "waits" in text] == ["monitor.waits"]
+    assert len([entry for entry in monitor.log if entry[0] == "begin"]) == 2
+    assert [text.split()[0] for text in monitor.said if "waits" in text] == ["monitor.waits"]
 
 
 def test_an_event_is_written_with_its_probe_or_not_at_all(series):

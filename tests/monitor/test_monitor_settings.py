@@ -34,19 +34,19 @@ def monitor(**table):
 
 
 def test_every_key_is_understood_is_in_the_page_and_has_the_default_of_its_value():
-    told = {
+    expected = {
         "slower_pct": 7.5,
         "ttft_ms": 800.0,
         "disk_free_bytes": 5 * GIB,
         "quiet_except": ("down", "disk"),
     }
-    told |= {"command": ("notify-send", "{message}")}
+    expected |= {"command": ("notify-send", "{message}")}
     same = {
         name: value
         for name, value in EVERYTHING.items()
         if name not in ("slower", "ttft", "disk_free")
     }
-    assert monitor(**EVERYTHING) == Monitor(**{**same, **told})
+    assert monitor(**EVERYTHING) == Monitor(**{**same, **expected})
     settings = parse_settings({"monitor": EVERYTHING}, "test", {})
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
     assert monitor() == Monitor()
@@ -56,7 +56,7 @@ def test_every_key_is_understood_is_in_the_page_and_has_the_default_of_its_value
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ({"command": ["say", "{mesage}"]}, "`{mesage}` is unknown"),
         ({"slower": "much"}, "`monitor.slower` = `much`"),
@@ -79,13 +79,13 @@ def test_every_key_is_understood_is_in_the_page_and_has_the_default_of_its_value
         ({"interval": "1h"}, "`monitor.interval` is an unknown key"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(table, said):
+def test_what_is_wrong_is_named_with_its_place(table, message):
     with pytest.raises(UserError) as caught:
         monitor(**table)
     assert "skep.toml: " in caught.value.message
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.hint
-    assert "unknown key" not in said or "slower" in caught.value.hint
+    assert "unknown key" not in message or "slower" in caught.value.hint
 
 
 def test_the_words_of_a_command_are_those_it_is_given():

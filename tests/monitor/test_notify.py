@@ -85,7 +85,7 @@ def send(path, shape, *answers, token=None, limit_s=5.0):
 
 
 @pytest.mark.parametrize(
-    ("shape", "path", "asked", "body"),
+    ("shape", "path", "request_path", "body"),
     [
         (
             "json",
@@ -107,21 +107,21 @@ def send(path, shape, *answers, token=None, limit_s=5.0):
         ),
     ],
 )
-def test_a_receiver_gets_its_form_at_its_path_with_the_token(shape, path, asked, body):
+def test_a_receiver_gets_its_form_at_its_path_with_the_token(shape, path, request_path, body):
     """A JSON message goes to the root of an ntfy server, and in Slack no markup may call
     everybody.
     """
     receiver, error = send(path, shape, token="t0ken")
     assert error is None
     (head,) = receiver.heads
-    assert head.startswith(f"post {asked} http/1.1")
+    assert head.startswith(f"post {request_path} http/1.1")
     assert "authorization: bearer t0ken" in head
     assert "content-type: application/json" in head
     assert body.items() <= receiver.bodies[0].items()
     assert shape == "slack" or receiver.bodies[0]["message"] == DOWN.message
 
 
-def test_one_that_hangs_or_is_not_there_is_given_up_without_a_word_of_its_path():
+def test_a_receiver_that_hangs_or_is_absent_is_given_up_without_a_word_of_its_path():
     receiver, error = send("/secret", "json", None, limit_s=0.05)
     assert error == f"{receiver.url}: no answer in time"
     receiver, error = send("/secret", "json", status(503))
@@ -137,31 +137,37 @@ def test_one_that_hangs_or_is_not_there_is_given_up_without_a_word_of_its_path()
 
 
 def command(*argv, limit_s=20.0, secrets=()):
-    said = []
+    lines = []
     notifier = notify.Command(
-        argv, {"PATH": os.environ["PATH"]}, notify.Secrets(secrets), said.append, limit_s=limit_s
+        argv, {"PATH": os.environ["PATH"]}, notify.Secrets(secrets), lines.append, limit_s=limit_s
     )
-    return asyncio.run(notifier.send(NOTICE)), said
+    return asyncio.run(notifier.send(NOTICE)), lines
 
 
-def test_a_command_gets_the_message_as_one_word_and_one_that_fails_or_is_not_there_is_told_without_secrets():
-    error, said = command(
+def test_a_command_gets_the_message_as_one_word():
+    error, lines = command(
         "sh", "-c", 'printf "%s|" "$#" "$1" "$2"', "sh", "{message}", "{rule} {target} {event}"
     )
     assert error is None
-    assert said == ['alert.command said="2|box is down: <refused> & gone|down box opened|"']
+    assert lines == ['alert.command said="2|box is down: <refused> & gone|down box opened|"']
+
+
+def test_a_command_that_fails_or_does_not_exist_is_an_error():
     assert command("sh", "-c", "echo broken >&2; exit 3") == (
         "`sh` ended with code 3",
         ['alert.command said="broken"'],
     )
     error, _ = command("no-such-program-here")
     assert error == "`no-such-program-here` cannot be started: No such file or directory"
-    error, said = command(
+
+
+def test_the_output_of_a_command_is_logged_shortened_and_without_secrets():
+    error, lines = command(
         "sh", "-c", "echo sk-12345; head -c 300000 /dev/zero | tr '\\0' x", secrets=["sk-12345"]
     )
     assert error is None
-    assert said[0].startswith('alert.command said="*** xxx')
-    assert len(said[0]) < 1100
+    assert lines[0].startswith('alert.command said="*** xxx')
+    assert len(lines[0]) < 1100
 
 
 def test_a_command_that_does_not_end_is_ended_with_all_it_started(tmp_path):
@@ -181,7 +187,7 @@ def state_of(pid):
         return "X"
 
 
-def test_addresses_and_tokens_come_from_variables_and_what_cannot_be_used_is_told_in_the_log():
+def test_the_address_and_the_token_of_a_webhook_come_from_variables():
     monitor = Monitor(webhook_env="HOOK", webhook_token_env="TOKEN", webhook_shape="ntfy")
     assert (
         str(notify.webhook_of(monitor, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"}))
@@ -192,14 +198,17 @@ def test_addresses_and_tokens_come_from_variables_and_what_cannot_be_used_is_tol
             notify.webhook_of(monitor, env)
         assert "secret" not in caught.value.message
     assert notify.webhook_of(Monitor(), {}) is None
-    said = []
+
+
+def test_a_webhook_that_cannot_be_used_is_named_in_the_log():
+    lines = []
     monitor = Monitor(webhook_env="HOOK", command=("true",))
     assert [
         notifier.via
-        for notifier in notify.notifiers_of(monitor, {}, notify.Secrets([]), said.append)
+        for notifier in notify.notifiers_of(monitor, {}, notify.Secrets([]), lines.append)
     ] == ["command"]
-    assert said == ['alert.webhook unusable because="the variable `HOOK` is not set"']
-    both = notify.notifiers_of(monitor, {"HOOK": "http://x:1/y"}, notify.Secrets([]), said.append)
+    assert lines == ['alert.webhook unusable because="the variable `HOOK` is not set"']
+    both = notify.notifiers_of(monitor, {"HOOK": "http://x:1/y"}, notify.Secrets([]), lines.append)
     assert [notifier.via for notifier in both] == ["command", "webhook"]
 
 
@@ -231,14 +240,17 @@ OVER = Alert(
 NTFY = check_webhook("https://ntfy.sh/my-topic", "ntfy", name="x")
 
 
-def notice(what="opened", alert=DOWN):
-    return notify.Notice(what, alert, 7200.0, "attic")
+def notice(event="opened", alert=DOWN):
+    return notify.Notice(event, alert, 7200.0, "attic")
 
 
-def test_an_end_says_how_long_it_was_words_are_filled_in_once_and_the_log_has_one_line_for_each():
+def test_a_notice_of_an_end_has_the_length_of_the_alert():
     body = notify.body_of(notice("closed", OVER), "ntfy", NTFY)
     assert body["tags"] == ["white_check_mark"]
     assert body["message"] == "box: no longer down after 30 min 00 s: it answers again"
+
+
+def test_the_words_of_a_command_are_filled_in_once():
     argv = notify.argv_of(
         ["notify-send", "{title}", "{message}", "{other} {}", "$(id)", "{value} {closed_at}"],
         notice(),
@@ -247,16 +259,22 @@ def test_an_end_says_how_long_it_was_words_are_filled_in_once_and_the_log_has_on
     # What it brings in is not filled in again.
     evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")
     assert notify.argv_of(["{message}"], notice("opened", evil)) == ["{host} {message}"]
+
+
+def test_the_log_has_one_line_for_each_notice():
     line = notify.log_line(notice("opened", Alert(AlertRule.DISK, None, 1.0, 'a "b"')))
     assert line == "alert.opened rule=disk target=- message=\"a 'b'\""
 
 
-def test_an_address_shows_its_server_alone_and_secrets_are_taken_out_of_lines():
+def test_an_address_shows_its_server_alone():
     hook = check_webhook("https://hooks.slack.com/services/T0/B0/secret", "slack", name="x")
     assert str(hook) == "https://hooks.slack.com:443"
     assert hook.path == "/services/T0/B0/secret"
     assert check_webhook("https://x/", "json", name="x").path == "/"
     assert check_webhook("http://x:1/a?b=c", "json", name="x").path == "/a?b=c"
+
+
+def test_an_address_that_cannot_be_used_is_refused_without_being_shown():
     with pytest.raises(UserError, match="topic"):
         check_webhook("https://ntfy.sh", "ntfy", name="x")
     for url in ("ftp://x/y", "http://", "https://u:p@x/y", "https://x/a b", "https://x/ä"):
@@ -264,6 +282,9 @@ def test_an_address_shows_its_server_alone_and_secrets_are_taken_out_of_lines():
             check_webhook(url, "json", name="`monitor.webhook`")
         assert url not in caught.value.message
         assert caught.value.hint
+
+
+def test_secrets_are_taken_out_of_lines():
     secrets = notify.Secrets(["sk-12345", None, "", "abc"])
     text = "401 for sk-12345\n\x1b[31m at http://me:word@box/v1\x00 abc " + "x" * 2000
     clean = secrets.scrub(text)

@@ -36,15 +36,35 @@ def box(engine, **options):
 
 
 def probe(target, **options):
-    made = probing.probe_target(Due(target, 2, 7, 100.0), **{**NO_GPU, "nonce": "n", **options})
-    return asyncio.run(made)
+    run = probing.probe_target(Due(target, 2, 7, 100.0), **{**NO_GPU, "nonce": "n", **options})
+    return asyncio.run(run)
 
 
-def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks():
-    """Tokens are far enough apart that a busy machine reads them one by one."""
+@pytest.fixture(scope="module")
+def probed():
+    """A probe and its samples.
+
+    Tokens are far enough apart that a busy machine reads them one by one.
+    """
     with FakeEngine(slots=4, token_ms=15, ttft_ms=10) as slow:
-        made, samples = probe(box(slow, long_tokens=32, concurrency=3))
-    assert (made.outcome, made.era, made.slot, made.due_at) == (ProbeOutcome.DONE, 2, 7, 100.0)
+        return probe(box(slow, long_tokens=32, concurrency=3))
+
+
+def test_a_probe_has_the_occasion_the_versions_and_the_load(probed):
+    result, _ = probed
+    assert (result.outcome, result.era, result.slot, result.due_at) == (
+        ProbeOutcome.DONE,
+        2,
+        7,
+        100.0,
+    )
+    assert (result.running, result.waiting, result.busy) == (0, 0, False)
+    assert result.versions["build"] == "skep-fake"
+    assert result.started_at < result.ended_at
+
+
+def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks(probed):
+    _, samples = probed
     kinds = [(sample.heat, sample.shape, sample.concurrency) for sample in samples]
     assert kinds == [
         (Heat.COLD, ProbeShape.SHORT, 1),
@@ -57,9 +77,6 @@ def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks():
         assert 5 < sample.tok_s < 500  # about 66; the machine may be busy with other things
         assert 5 < sample.engine_tok_s < 500
         assert sample.ttft_ms > 9
-    assert (made.running, made.waiting, made.busy) == (0, 0, False)
-    assert made.versions["build"] == "skep-fake"
-    assert made.started_at < made.ended_at
 
 
 def test_a_sample_is_the_median_of_its_streams_and_the_sum_of_their_tokens():
@@ -114,8 +131,8 @@ def test_a_few_words_or_one_piece_have_no_speed():
             1, 0, 0, "fix", status=200, output_tokens=tokens, engine=timings, **times, **ends
         )
 
-    def speeds(one):
-        sample = probing.sample_of([one], 77.0, Heat.HOT, ProbeShape.SHORT, 1)
+    def speeds(row):
+        sample = probing.sample_of([row], 77.0, Heat.HOT, ProbeShape.SHORT, 1)
         return sample.tok_s, sample.engine_tok_s, sample.effective_tok_s, sample.ttft_ms
 
     steady = tuple(1 + n / 10 for n in range(11))
@@ -145,8 +162,8 @@ def test_what_a_server_says_is_one_plain_line_without_the_key(engine):
     fault = probing.fault_of_row(row).without("sk-hunter2")
     assert fault == probing.ProbeFault("http", "HTTP 400: bad [2J key ***")
     assert fault.without(None) is fault
-    made, _ = probe(box(engine, model="sk-hunter2", key_env="KEY"), key="sk-hunter2")
-    assert (made.error_kind, "***" in made.error, "hunter2" in made.error) == (
+    result, _ = probe(box(engine, model="sk-hunter2", key_env="KEY"), key="sk-hunter2")
+    assert (result.error_kind, "***" in result.error, "hunter2" in result.error) == (
         "no_model",
         True,
         False,
@@ -168,27 +185,28 @@ def test_others_at_the_target_are_seen(engine):
 
     async def beside():
         reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
-        body = b'{"model":"fake-model","messages":[{"role":"user","content":"x"}],"max_tokens":4000,"stream":true}'
+        messages = b'[{"role":"user","content":"x"}]'
+        body = b'{"model":"fake-model","messages":%b,"max_tokens":4000,"stream":true}' % messages
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
             % len(body)
             + body
         )
         await asyncio.to_thread(engine.wait_for, running=1)
-        made, _ = await probing.probe_target(Due(box(engine), 0, 1, 0.0), **NO_GPU)
+        result, _ = await probing.probe_target(Due(box(engine), 0, 1, 0.0), **NO_GPU)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
         del reader
-        return made
+        return result
 
-    made = asyncio.run(beside())
-    assert (made.running, made.busy) == (1, True)
+    busy_probe = asyncio.run(beside())
+    assert (busy_probe.running, busy_probe.busy) == (1, True)
     engine.wait_for(running=0)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "own", "others"),
+    ("before", "after", "own_tokens", "others"),
     [
         (probing.TargetLoad(0, 0, 1000.0), probing.TargetLoad(0, 0, 1500.0), 500, (0, 0)),
         (probing.TargetLoad(0, 0, 1000.0), probing.TargetLoad(0, 0, 1500.0), 100, (1, 0)),
@@ -196,8 +214,11 @@ def test_others_at_the_target_are_seen(engine):
         (probing.TargetLoad(), probing.TargetLoad(), 100, (None, None)),
     ],
 )
-def test_who_came_and_went_is_found_by_tokens(before, after, own, others):
-    assert probing.other_requests(before, after, own) == others
+def test_who_came_and_went_is_found_by_tokens(before, after, own_tokens, others):
+    assert probing.other_requests(before, after, own_tokens) == others
+
+
+def test_busy_slots_of_llama_cpp_are_counted():
     assert (
         probing.count_busy('[{"id": 0, "is_processing": true}, {"is_processing": false}, {}]') == 1
     )
@@ -237,24 +258,24 @@ def test_load_is_read_by_the_names_of_each_engine(counters, running, waiting):
 )
 def test_what_goes_wrong_becomes_a_probe_that_failed(engine, fault, kind):
     engine.fault(**fault)
-    made, samples = probe(box(engine, timeout_s=0.4))
-    assert (made.outcome, made.error_kind) == (ProbeOutcome.FAILED, kind)
-    assert made.error
-    assert "\n" not in made.error
+    result, samples = probe(box(engine, timeout_s=0.4))
+    assert (result.outcome, result.error_kind) == (ProbeOutcome.FAILED, kind)
+    assert result.error
+    assert "\n" not in result.error
     assert [sample.error_kind for sample in samples] == ([] if "path" in fault else [kind])
 
 
 def test_a_target_that_fails_in_the_middle_keeps_what_it_brought(engine):
     engine.fault(kind="close-mid", after_tokens=30, times=None)
-    made, samples = probe(box(engine, long_tokens=64))
-    assert (made.outcome, [sample.error_kind for sample in samples]) == (
+    result, samples = probe(box(engine, long_tokens=64))
+    assert (result.outcome, [sample.error_kind for sample in samples]) == (
         ProbeOutcome.FAILED,
         [None, None, "cut"],
     )
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "said"),
+    ("change", "kind", "message"),
     [
         ({"url": "ftp://example"}, "url", "ftp://example"),
         ({"url": "http://127.0.0.1:1"}, "connect", "refused"),
@@ -262,10 +283,10 @@ def test_a_target_that_fails_in_the_middle_keeps_what_it_brought(engine):
         ({"key_env": "NO_SUCH_VARIABLE"}, "auth", "NO_SUCH_VARIABLE"),
     ],
 )
-def test_a_target_that_is_described_wrongly_fails(engine, change, kind, said):
-    made, samples = probe(replace(box(engine), **change))
-    assert (made.outcome, made.error_kind, samples) == (ProbeOutcome.FAILED, kind, [])
-    assert said in made.error
+def test_a_target_that_is_described_wrongly_fails(engine, change, kind, message):
+    result, samples = probe(replace(box(engine), **change))
+    assert (result.outcome, result.error_kind, samples) == (ProbeOutcome.FAILED, kind, [])
+    assert message in result.error
 
 
 def test_a_probe_that_is_broken_off_says_nothing(engine):
@@ -297,14 +318,14 @@ class Metered:
             {"temperature_max_c": 61.0, "sm_clock_min_mhz": 1400},
             {"temperature_max_c": 70.0, "sm_clock_min_mhz": None},
         ]
-        told = {
+        report = {
             "mean_w": 300.0,
             "max_w": 410.0,
             "joules": 9.0,
             "seconds": 0.03,
             "throttled": ["power cap"],
         }
-        return {**told, "source": "NVML energy counter", "gpus": gpus}
+        return {**report, "source": "NVML energy counter", "gpus": gpus}
 
     def close(self):
         self.calls.append("close")
@@ -313,14 +334,14 @@ class Metered:
 def test_of_a_target_on_this_machine_driver_and_power_are_kept(engine):
     meter = Metered()
     cards = NvidiaReport(driver_version="580.1", cuda_version="13.0")
-    made, _ = probe(box(engine), nvidia=lambda: cards, meter=lambda: meter)
+    result, _ = probe(box(engine), nvidia=lambda: cards, meter=lambda: meter)
     assert meter.calls == ["begin", "end", "close"]
-    assert (made.versions["driver"], made.versions["cuda"]) == ("580.1", "13.0")
-    kept = {
-        name: made.host[name]
+    assert (result.versions["driver"], result.versions["cuda"]) == ("580.1", "13.0")
+    expected = {
+        name: result.host[name]
         for name in ("mean_w", "temperature_max_c", "sm_clock_min_mhz", "throttled", "gpus")
     }
-    assert kept == {
+    assert expected == {
         "mean_w": 300.0,
         "temperature_max_c": 70.0,
         "sm_clock_min_mhz": 1400,

@@ -46,7 +46,7 @@ def test_a_probe_comes_late_by_at_most_the_jitter_and_always_at_the_same_moment(
 
 
 @pytest.mark.parametrize(
-    ("later", "known", "cause"),
+    ("later", "excuse", "cause"),
     [
         (Moment(NOON + 4 * HOUR, 60), None, ASLEEP),
         (Moment(NOON + 4 * HOUR, 4 * HOUR), None, LATE),
@@ -54,9 +54,9 @@ def test_a_probe_comes_late_by_at_most_the_jitter_and_always_at_the_same_moment(
     ],
     ids=["asleep", "late", "the caller knows better"],
 )
-def test_a_gap_says_why(later, known, cause):
+def test_a_gap_says_why(later, excuse, cause):
     schedule = begun()
-    (gap,) = schedule.look([BOX], later, *([known] if known else [])).missed
+    (gap,) = schedule.look([BOX], later, *([excuse] if excuse else [])).missed
     assert (gap.error_kind, gap.error) == cause
 
 
@@ -71,7 +71,7 @@ def test_a_sleep_during_a_probe_is_the_reason_for_what_it_took():
     assert (gap.error_kind, gap.slots) == ("asleep", 3)
 
 
-def test_a_clock_set_back_begins_a_new_era_and_a_target_added_anew_was_not_missed_meanwhile():
+def test_a_clock_set_back_begins_a_new_era():
     schedule = begun()
     little = schedule.look([BOX], moment(NOON - 0.9 * HOUR))
     assert (little.set_back, little.missed, little.due) == (False, (), ())
@@ -79,26 +79,35 @@ def test_a_clock_set_back_begins_a_new_era_and_a_target_added_anew_was_not_misse
     agenda = schedule.look([BOX], moment(NOON - 30 * HOUR))
     assert (agenda.set_back, agenda.due[0].era, agenda.due[0].slot) == (True, 1, NOON // HOUR - 30)
     assert agenda.missed == ()
+
+
+def test_a_target_added_anew_was_not_missed_meanwhile():
     schedule = begun()
     assert schedule.look([], moment(NOON + 9 * HOUR)).wake_at is None
     back = replace(BOX, added_at=NOON + 9 * HOUR, every_s=600.0)
     agenda = schedule.look([back], moment(NOON + 9 * HOUR))
     assert (agenda.missed, [due.era for due in agenda.due]) == ((), [1])
+
+
+def test_a_target_added_in_the_future_is_probed_once():
     schedule = ProbeSchedule()
     ahead = replace(BOX, added_at=NOON + 9 * HOUR)
     probed(schedule, schedule.look([ahead], moment(NOON)))
     assert schedule.look([ahead], moment(NOON + 60)).due == ()
 
 
-def test_a_restart_goes_on_after_the_last_row_and_a_probe_that_is_lost_is_missed_later():
+def test_a_restart_goes_on_after_the_last_row():
     rows = {
         "box": LastSlot(3, int(NOON // HOUR) - 2, NOON - HOUR),
         "by-hand": LastSlot(-1, 1_800_000_000, NOON),
     }
-    here = replace(BOX, added_at=NOON - 9 * HOUR)
-    agenda = ProbeSchedule(rows).look([here, replace(here, name="by-hand")], moment(NOON))
+    target = replace(BOX, added_at=NOON - 9 * HOUR)
+    agenda = ProbeSchedule(rows).look([target, replace(target, name="by-hand")], moment(NOON))
     assert [(gap.target, gap.era, gap.slots) for gap in agenda.missed] == [("box", 3, 1)]
     assert [(due.target.name, due.era) for due in agenda.due] == [("by-hand", 0)]
+
+
+def test_a_probe_that_is_lost_is_missed_later():
     schedule = ProbeSchedule()
     (due,) = schedule.look([BOX], moment(NOON)).due
     schedule.started("box")
@@ -177,6 +186,6 @@ def _assert_tiled(rows, seed):
     """The rows of an era follow each other without a hole."""
     assert rows, seed
     for era in {row.era for row in rows}:
-        found = sorted((row.slot, row.slots) for row in rows if row.era == era)
-        for (slot, slots), (following, _) in pairwise(found):
+        gaps = sorted((row.slot, row.slots) for row in rows if row.era == era)
+        for (slot, slots), (following, _) in pairwise(gaps):
             assert slot + slots == following, (seed, era, slot)

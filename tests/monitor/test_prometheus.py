@@ -29,7 +29,7 @@ SAMPLE = re.compile(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (-?[0-9.]+(?:e[
 def parsed(text):
     """{name with labels: value}; an AssertionError where it is not the text format, 0.0.4."""
     families = set()
-    found = {}
+    values = {}
     name = None
     for line in text.decode().splitlines():
         if head := re.fullmatch(rf"# HELP ({NAME}) [^\\]*", line):
@@ -43,9 +43,9 @@ def parsed(text):
             assert sample, line
             assert sample[1] == name
             key = f"{sample[1]}{{{sample[2] or ''}}}"
-            assert key not in found, "a series is there once"
-            found[key] = float(sample[3])
-    return found
+            assert key not in values, "a series is there once"
+            values[key] = float(sample[3])
+    return values
 
 
 @pytest.fixture
@@ -74,32 +74,32 @@ def test_the_last_value_and_the_median_of_seven_days_are_told(series, box):
         (1, 70.0),
     ):  # the first one is too old
         probed(series, hours, tok_s=speed, ttft_ms=250.0)
-    found = parsed(metrics_page(series, NOW))
-    assert found[of_box("skep_monitor_tokens_per_second")] == 70
-    assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 85
-    assert found[of_box("skep_monitor_tokens_per_second_mad_7d")] == 10
-    assert found[of_box("skep_monitor_ttft_seconds")] == 0.25
-    assert found['skep_monitor_target_state{target="box",state="ok"}'] == 1
-    assert found['skep_monitor_target_state{target="box",state="failing"}'] == 0
-    assert found['skep_monitor_probes_7d{target="box",outcome="done"}'] == 4
+    values = parsed(metrics_page(series, NOW))
+    assert values[of_box("skep_monitor_tokens_per_second")] == 70
+    assert values[of_box("skep_monitor_tokens_per_second_median_7d")] == 85
+    assert values[of_box("skep_monitor_tokens_per_second_mad_7d")] == 10
+    assert values[of_box("skep_monitor_ttft_seconds")] == 0.25
+    assert values['skep_monitor_target_state{target="box",state="ok"}'] == 1
+    assert values['skep_monitor_target_state{target="box",state="failing"}'] == 0
+    assert values['skep_monitor_probes_7d{target="box",outcome="done"}'] == 4
 
 
 def test_what_is_old_or_unknown_has_no_line(series, box):
     """A value of yesterday is not the latest one, and a zero would be a lie."""
     probed(series, 20, tok_s=70.0)
-    found = parsed(metrics_page(series, NOW))
-    assert of_box("skep_monitor_tokens_per_second") not in found
-    assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 70
-    assert not [key for key in found if "engine" in key or "alerts" in key]
-    assert found['skep_monitor_target_state{target="box",state="silent"}'] == 1
+    values = parsed(metrics_page(series, NOW))
+    assert of_box("skep_monitor_tokens_per_second") not in values
+    assert values[of_box("skep_monitor_tokens_per_second_median_7d")] == 70
+    assert not [key for key in values if "engine" in key or "alerts" in key]
+    assert values['skep_monitor_target_state{target="box",state="silent"}'] == 1
 
 
 def test_busy_samples_are_not_in_the_median(series, box):
     probed(series, 3, tok_s=80.0)
     probed(series, 1, running=3, tok_s=20.0)
-    found = parsed(metrics_page(series, NOW))
-    assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 80
-    assert found['skep_monitor_target_state{target="box",state="busy"}'] == 1
+    values = parsed(metrics_page(series, NOW))
+    assert values[of_box("skep_monitor_tokens_per_second_median_7d")] == 80
+    assert values['skep_monitor_target_state{target="box",state="busy"}'] == 1
 
 
 def test_a_removed_target_is_not_told_and_alerts_are_counted(series, box):
@@ -108,10 +108,10 @@ def test_a_removed_target_is_not_told_and_alerts_are_counted(series, box):
     series.remove_target("gone", NOW)
     series.open_alert(Alert(AlertRule.DISK, None, NOW, 'the disk "fills"'))
     series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
-    found = parsed(metrics_page(series, NOW))
-    assert not [key for key in found if "gone" in key]
-    assert found['skep_monitor_alerts_open{target="",rule="disk"}'] == 1
-    assert found['skep_monitor_alerts_open{target="box",rule="down"}'] == 1
+    values = parsed(metrics_page(series, NOW))
+    assert not [key for key in values if "gone" in key]
+    assert values['skep_monitor_alerts_open{target="",rule="disk"}'] == 1
+    assert values['skep_monitor_alerts_open{target="box",rule="down"}'] == 1
 
 
 def test_an_empty_store_is_no_error(series):
@@ -121,8 +121,8 @@ def test_an_empty_store_is_no_error(series):
 def test_the_page_names_every_metric_and_no_other(series, box):
     probed(series, 1, tok_s=50.0)
     series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
-    own = {key.partition("{")[0] for key in parsed(metrics_page(series, NOW))}
-    own = {re.sub(r"_(median|mad)_7d$", "", name) for name in own} | {
+    names = {key.partition("{")[0] for key in parsed(metrics_page(series, NOW))}
+    names = {re.sub(r"_(median|mad)_7d$", "", name) for name in names} | {
         name for name, _ in METRIC_NAMES.values()
     }
-    assert set(re.findall(r"^\| `(skep_monitor_[a-z0-9_]+)`", PAGE, re.MULTILINE)) == own
+    assert set(re.findall(r"^\| `(skep_monitor_[a-z0-9_]+)`", PAGE, re.MULTILINE)) == names

@@ -14,10 +14,10 @@ from soak_month import soak
 
 
 def _check(report, fewest_lives):
-    told = {name: report[name] for name in ("seed", "ends", "log", "wrong")}
-    assert not report["wrong"], told
-    assert report["lives"] >= fewest_lives, told
-    assert report["samples"]["stored"] > 100, told
+    summary = {name: report[name] for name in ("seed", "ends", "log", "wrong")}
+    assert not report["wrong"], summary
+    assert report["lives"] >= fewest_lives, summary
+    assert report["samples"]["stored"] > 100, summary
 
 
 def test_a_day_with_kills_lose_and_double_nothing(tmp_path):

@@ -52,13 +52,13 @@ class Agents:
         self._thread.join(150.0)
         assert not self._thread.is_alive(), "requests that do not end"
 
-    def until_answered(self, more, timeout_s=120.0):
+    def until_answered(self, count, timeout_s=120.0):
         """So many more answers than there are now."""
-        wanted = self.account.answered + more
+        required = self.account.answered + count
         deadline = time.monotonic() + timeout_s
-        while self.account.answered < wanted and time.monotonic() < deadline:
+        while self.account.answered < required and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert self.account.answered >= wanted, self.account
+        assert self.account.answered >= required, self.account
 
     async def _all(self):
         async with self._client:
@@ -71,17 +71,17 @@ class Agents:
             self.account.begun += 1
             begun = False
             try:
-                asked = {"model": MODEL, "max_tokens": self._tokens, "temperature": 0.0}
+                fields = {"model": MODEL, "max_tokens": self._tokens, "temperature": 0.0}
                 words = [{"role": "user", "content": f"Agent {number}, turn {turn}: count."}]
                 if self._stream:
                     answer = await self._client.chat.completions.create(
-                        messages=words, stream=True, **asked
+                        messages=words, stream=True, **fields
                     )
                     begun = True  # the head of an answer is a part of it: it cannot be taken back
                     async for _ in answer:
                         pass
                 else:
-                    await self._client.chat.completions.create(messages=words, **asked)
+                    await self._client.chat.completions.create(messages=words, **fields)
                 self.account.answered += 1
             except openai.OpenAIError as error:
                 (self.account.cut if begun else self.account.refused)[type(error).__name__] += 1

@@ -58,7 +58,7 @@ class Cards:
 def variable_of(pid, name):
     """What a process was started with; None: it was not set."""
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    found = [
+    cards = [
         word.partition(b"=")[2].decode() for word in words if word.startswith(name.encode() + b"=")
     ]
-    return found[-1] if found else None
+    return cards[-1] if cards else None

@@ -41,9 +41,9 @@ class Nodes:
         self.address = self._cluster.address
 
     def add(self, *names, **args):
-        told = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": STORE_BYTES, **args}
+        options = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": STORE_BYTES, **args}
         for name in names:
-            self._nodes[name] = self._cluster.add_node(node_name=name, **told)
+            self._nodes[name] = self._cluster.add_node(node_name=name, **options)
 
     def kill(self, name):
         """Every process of it at once, as when its power is gone."""
@@ -102,27 +102,27 @@ class Installation:
         return self.run("down", "--wait", "5s", check=False)
 
 
-def until(what, timeout_s=PATIENCE_S, every_s=0.2):
+def until(condition, timeout_s=PATIENCE_S, every_s=0.2):
     """What another process does has no event here. The last value, true or not."""
     deadline = time.monotonic() + timeout_s
-    while not (found := what()) and time.monotonic() < deadline:
+    while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(every_s)
-    return found
+    return value
 
 
 def processes(words, folder):
     """Pids of processes whose command line has these words and whose environment names that
     folder.
     """
-    found = []
+    names = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             line = (path / "cmdline").read_bytes().replace(b"\0", b" ")
             if words.encode() in line and str(folder).encode() in (path / "environ").read_bytes():
-                found.append(int(path.name))
+                names.append(int(path.name))
         except OSError:
             continue
-    return found
+    return names
 
 
 def worker_of(engine_pid):
@@ -135,30 +135,30 @@ def _parent(pid):
     return int(fields[1])
 
 
-def ready(one, count):
-    rows = [row for row in one.rows().values() if row["kind"] == "replica"]
+def ready(installation, count):
+    rows = [row for row in installation.rows().values() if row["kind"] == "replica"]
     if len(rows) == count and all(row["state"] == "ready" for row in rows):
         return rows
     return []
 
 
-def chat(url, **more):
-    asked = {
+def chat(url, **fields):
+    request = {
         "model": MODEL,
         "max_tokens": 8,
         "messages": [{"role": "user", "content": "Say hello."}],
-        **more,
+        **fields,
     }
     with openai.OpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0
     ) as client:
-        return client.chat.completions.create(**asked)
+        return client.chat.completions.create(**request)
 
 
 def engines_left():
     """Engines that an actor of ours started, by what their guards wrote into their environment."""
     mark = f"{os.environ['XDG_STATE_HOME']}/skep/logs/posts/"
-    found = []
+    pids = []
     for pid in (path.name for path in Path("/proc").glob("[0-9]*")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -166,5 +166,5 @@ def engines_left():
         except OSError:
             continue
         if b"SKEP_REPLICA=" in words and mark.encode() in words.partition(b"SKEP_REPLICA=")[2]:
-            found.append(int(pid))
-    return found
+            pids.append(int(pid))
+    return pids

@@ -42,15 +42,15 @@ def nodes(node_env):
 @pytest.fixture
 def install(tmp_path_factory, node_env):
     """Make installations of skep; all hives are ended with the test."""
-    made = []
+    installations = []
 
     def make():
-        made.append(Installation(tmp_path_factory.mktemp("d"), node_env))
-        return made[-1]
+        installations.append(Installation(tmp_path_factory.mktemp("d"), node_env))
+        return installations[-1]
 
     yield make
-    for one in made:
-        one.down()
+    for installation in installations:
+        installation.down()
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def up_on(nodes, install):
 
     def start(*names, replicas=1):
         nodes.add(*names)
-        one = install()
-        one.up(*UP, "--replicas", str(replicas), "--cluster", nodes.address)
-        return one
+        installation = install()
+        installation.up(*UP, "--replicas", str(replicas), "--cluster", nodes.address)
+        return installation
 
     return start

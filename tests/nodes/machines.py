@@ -61,10 +61,10 @@ class Box:
         self._holder = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        said = self._holder.stdout.readline()
-        if said != b"up\n":
+        line = self._holder.stdout.readline()
+        if line != b"up\n":
             self.close()
-            raise OSError(said.decode().strip() or "unshare ended")
+            raise OSError(line.decode().strip() or "unshare ended")
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text()
         self.pid = int(children.split()[0])
 
@@ -105,10 +105,10 @@ class Machine(Installation):
         self.name = box.name
         self.env["XDG_RUNTIME_DIR"] = self.env["TMPDIR"] = str(self.home)
 
-    def run(self, *args, timeout=PATIENCE_S, check=True, told=None):
+    def run(self, *args, timeout=PATIENCE_S, check=True, stdin=None):
         argv = self.box.inside(sys.executable, "-m", "skep", *args)
         done = subprocess.run(
-            argv, env=self.env, capture_output=True, text=True, timeout=timeout, input=told
+            argv, env=self.env, capture_output=True, text=True, timeout=timeout, input=stdin
         )
         if check:
             assert done.returncode == 0, (
@@ -116,10 +116,10 @@ class Machine(Installation):
             )
         return done
 
-    def cluster(self, *args, told=None):
+    def cluster(self, *args, stdin=None):
         """`skep cluster start` or `join`; what was said."""
         for _ in range(RAY_TRIES):
-            done = self.run("cluster", *args, check=False, told=told)
+            done = self.run("cluster", *args, check=False, stdin=stdin)
             if done.returncode == 0 or "Ray did not start" not in done.stderr:
                 break
         assert done.returncode == 0, done.stderr
@@ -127,10 +127,10 @@ class Machine(Installation):
 
     def processes(self, words):
         """Command lines, by the numbers that they have inside."""
-        told = subprocess.run(
+        result = subprocess.run(
             self.box.inside("ps", "-eo", "pid=,args="), capture_output=True, text=True, timeout=20
         )
-        rows = (line.strip().partition(" ") for line in told.stdout.splitlines())
+        rows = (line.strip().partition(" ") for line in result.stdout.splitlines())
         return {int(pid): line for pid, _, line in rows if words in line}
 
     def kill_all(self):
@@ -144,21 +144,23 @@ class Machine(Installation):
 
     def engines(self):
         """Process numbers of the engines that run here."""
-        found = self.processes("-m skep.engines.embedded_server")
-        return {pid for pid, line in found.items() if "skep.supervisor.process_guard" not in line}
+        servers = self.processes("-m skep.engines.embedded_server")
+        return {
+            pid for pid, line in servers.items() if "skep.supervisor.process_guard" not in line
+        }
 
-    def reaches(self, other):
+    def reaches(self, machine):
         """Those of the other's listeners, wherever they are bound, that a connection from here is
         accepted by.
         """
         return {
             port
-            for _, port in other.listeners()
-            if within(self.box, lambda port=port: _accepts(other, port))
+            for _, port in machine.listeners()
+            if within(self.box, lambda port=port: _accepts(machine, port))
         }
 
-    def chat(self, **more):
-        asked = {
+    def chat(self, **fields):
+        request = {
             "model": MODEL,
             "max_tokens": 8,
             "messages": [{"role": "user", "content": "Say hello."}],
@@ -168,7 +170,7 @@ class Machine(Installation):
             with openai.OpenAI(
                 base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60.0
             ) as client:
-                return client.chat.completions.create(**asked, **more)
+                return client.chat.completions.create(**request, **fields)
 
         return within(self.box, ask)
 
@@ -176,8 +178,8 @@ class Machine(Installation):
 class AgentsAt(Agents):
     """They ask from inside a machine: its gateway listens on its loopback."""
 
-    def __init__(self, machine, count, **more):
-        super().__init__(machine.url, count, **more)
+    def __init__(self, machine, count, **options):
+        super().__init__(machine.url, count, **options)
         self._box = machine.box
 
     async def _all(self):
@@ -236,10 +238,10 @@ def within(box, call):
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    found, error = answer[0]
+    value, error = answer[0]
     if error is not None:
         raise error
-    return found
+    return value
 
 
 def _accepts(machine, port):

@@ -60,29 +60,31 @@ class Words(list):
 def row_of(actors, name="m-0"):
     """As its actor reports it to a gateway; empty while there is none or it is moved."""
     try:
-        told = asyncio.run(actors.ask(name, "report", "gateway", -1, 0.0, timeout_s=20.0))
+        report = asyncio.run(actors.ask(name, "report", "gateway", -1, 0.0, timeout_s=20.0))
     except Exception:
         return {}
-    return told["row"] if told is not None else {}
+    return report["row"] if report is not None else {}
 
 
-def row_when(actors, state, name="m-0", **more):
+def row_when(actors, state, name="m-0", **fields):
     """Of an actor, as soon as it reports that it is so."""
 
-    def found():
+    def matching_row():
         row = row_of(actors, name)
         right = (
-            row and row["state"] == state and all(row[key] == value for key, value in more.items())
+            row
+            and row["state"] == state
+            and all(row[key] == value for key, value in fields.items())
         )
         return row if right else None
 
-    row = until(found, PATIENCE_S)
+    row = until(matching_row, PATIENCE_S)
     assert row, row_of(actors, name)
     return row
 
 
-def ensure(actors, launch, said=None):
-    heard = Words() if said is None else said
+def ensure(actors, launch, messages=None):
+    heard = Words() if messages is None else messages
     asyncio.run(actors.ensure(launch, {}, heard.say))
 
 

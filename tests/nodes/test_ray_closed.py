@@ -32,16 +32,16 @@ except Exception as error:
 @pytest.fixture
 def machine(install):
     """`machine()` is an installation of its own; what it started of Ray is ended."""
-    made = []
+    machines = []
 
     def make():
-        made.append(install())
-        return made[-1]
+        machines.append(install())
+        return machines[-1]
 
     yield make
-    for one in reversed(made):
-        one.run("cluster", "stop", check=False)
-        shutil.rmtree(folder_of(user_paths(one.env)).parent, ignore_errors=True)
+    for started in reversed(machines):
+        started.run("cluster", "stop", check=False)
+        shutil.rmtree(folder_of(user_paths(started.env)).parent, ignore_errors=True)
 
 
 def first_port():
@@ -64,14 +64,14 @@ def processes(machine):
 def listeners(machine):
     """(process, address, port) of each of its TCP listeners."""
     names = processes(machine)
-    found = []
+    sockets = []
     for line in subprocess.run(
         ["ss", "-Hltnp"], capture_output=True, text=True, check=True
     ).stdout.splitlines():
         address, _, port = line.split()[3].rpartition(":")
         held_by = [names[int(pid)] for pid in re.findall(r"pid=(\d+)", line) if int(pid) in names]
-        found += [(name, address.strip("[]"), int(port)) for name in held_by]
-    return found
+        sockets += [(name, address.strip("[]"), int(port)) for name in held_by]
+    return sockets
 
 
 def environ(pid):
@@ -79,23 +79,41 @@ def environ(pid):
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def asked(address, env, **auth):
-    """What the head says to a program that is not skep."""
+def answer_of_head(address, env, **auth):
+    """Return what the head answers to a program that is not skep."""
     argv = [sys.executable, "-c", ASK, address]
     done = subprocess.run(argv, env={**env, **auth}, capture_output=True, text=True, timeout=60)
     return done.stdout.strip() or done.stderr[-500:]
 
 
+def check_loopback_only(machine, port):
+    """Assert that all of Ray listens on loopback, on ports from this one on."""
+    sockets = listeners(machine)
+    assert {name for name, _, _ in sockets} >= {"gcs_server", "raylet"}
+    assert {address.removeprefix("::ffff:") for _, address, _ in sockets} == {"127.0.0.1"}
+    assert all(port <= used <= port + 1020 for _, _, used in sockets)
+
+
+def check_secrecy(machine):
+    """Assert that Ray reports nothing, and that no process shows the token."""
+    raylet = next(pid for pid, name in processes(machine).items() if name == "raylet")
+    assert environ(raylet)["RAY_USAGE_STATS_ENABLED"] == "0"
+    token = machine.run("cluster", "token").stdout.strip()
+    for pid, name in processes(machine).items():
+        for file in ("environ", "cmdline"):
+            assert token not in Path(f"/proc/{pid}/{file}").read_text(), name
+
+
 def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole(machine):
-    one = machine()
+    host = machine()
     port = first_port()
-    done = one.run("cluster", "start", "--port", str(port), "--name", "alone", "--json")
+    done = host.run("cluster", "start", "--port", str(port), "--name", "alone", "--json")
     document = json.loads(done.stdout)
     assert (document["head"], document["name"]) == (f"127.0.0.1:{port}", "alone")
     assert "it listens on loopback only" in done.stderr
     assert "mark" not in document
 
-    (node,) = json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]
+    (node,) = json.loads(host.run("cluster", "status", "--json").stdout)["nodes"]
     assert (node["name"], node["alive"], node["here"], node["replicas"]) == (
         "alone",
         True,
@@ -103,29 +121,40 @@ def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole
         [],
     )
 
-    found = listeners(one)
-    assert {name for name, _, _ in found} >= {"gcs_server", "raylet"}
-    assert {address.removeprefix("::ffff:") for _, address, _ in found} == {"127.0.0.1"}
-    assert all(port <= used <= port + 1020 for _, _, used in found)
-    raylet = next(pid for pid, name in processes(one).items() if name == "raylet")
-    env = environ(raylet)
-    assert env["RAY_USAGE_STATS_ENABLED"] == "0"
-    token = one.run("cluster", "token").stdout.strip()
-    for pid, name in processes(one).items():
-        for file in ("environ", "cmdline"):
-            assert token not in Path(f"/proc/{pid}/{file}").read_text(), name
+    check_loopback_only(host, port)
+    check_secrecy(host)
+    check_refused(host, 2, "already a node of the cluster", "start")
+    check_refused(machine(), 2, f"port {port} is in use", "start", "--port", str(port))
 
-    again = one.run("cluster", "start", check=False)
-    assert (again.returncode, "already a node of the cluster" in again.stderr) == (2, True)
-    taken = machine().run("cluster", "start", "--port", str(port), check=False)
-    assert (taken.returncode, f"port {port} is in use" in taken.stderr) == (2, True)
-
-    mark = read_node(user_paths(one.env)).mark
-    assert "stopped: the head" in one.run("cluster", "stop").stderr
+    mark = read_node(user_paths(host.env)).mark
+    assert "stopped: the head" in host.run("cluster", "stop").stderr
     assert ray_processes.marked(mark) == {}
     assert (
-        one.run("cluster", "status", "--cluster", f"127.0.0.1:{port}", check=False).returncode == 1
+        host.run("cluster", "status", "--cluster", f"127.0.0.1:{port}", check=False).returncode
+        == 1
     )
+
+
+def check_authentication(address, env, token):
+    """Assert that the head lets in a program with the token, and no other."""
+    assert answer_of_head(address, env, RAY_AUTH_MODE="disabled") == "AuthenticationError"
+    wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}
+    assert answer_of_head(address, env, **wrong) == "AuthenticationError"
+    right = {**wrong, "RAY_AUTH_TOKEN": token}
+    assert answer_of_head(address, env, **right) == "False", "let in"
+
+
+def check_refused(machine, code, message, *arguments):
+    """Assert that a command of `skep cluster` fails with this code and message."""
+    done = machine.run("cluster", *arguments, check=False)
+    assert (done.returncode, message in done.stderr) == (code, True)
+
+
+def check_joined(joined, address, node):
+    """Assert that the document of a join names the node, and that it keeps to its ports."""
+    assert (joined["head"], joined["address"], joined["is_head"]) == (address, "127.0.0.3", False)
+    low, high = map(int, joined["ports"].split("-"))
+    assert all(low <= used <= high for _, _, used in listeners(node))
 
 
 def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
@@ -153,41 +182,30 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
     address = f"127.0.0.2:{port}"
     with_ip = ["--address", "127.0.0.3", "--port", str(first_port()), "--name", "b"]
 
-    bare = node.run("cluster", "join", address, *with_ip, check=False)
-    assert (
-        bare.returncode,
-        f"the token of the cluster at {address} is not stored here" in bare.stderr,
-    ) == (2, True)
+    not_stored = f"the token of the cluster at {address} is not stored here"
+    check_refused(node, 2, not_stored, "join", address, *with_ip)
+    token_file = str(node.home / "token")
     (node.home / "token").write_text("0123456789abcdef0123456789abcdef")
-    wrong = node.run(
-        "cluster", "join", address, *with_ip, "--token-file", str(node.home / "token"), check=False
-    )
-    assert (wrong.returncode, "its token differs" in wrong.stderr) == (1, True)
+    join_wrongly = ("join", address, *with_ip, "--token-file", token_file)
+    check_refused(node, 1, "its token differs", *join_wrongly)
     assert node.run("cluster", "token", check=False).returncode == 2, (
         "what was refused is not kept"
     )
-    assert asked(address, node.env, RAY_AUTH_MODE="disabled") == "AuthenticationError"
-    wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}
-    assert asked(address, node.env, **wrong) == "AuthenticationError"
-    right = {**wrong, "RAY_AUTH_TOKEN": head.run("cluster", "token").stdout.strip()}
-    assert asked(address, node.env, **right) == "False", "let in"
+    check_authentication(address, node.env, head.run("cluster", "token").stdout.strip())
 
     (node.home / "token").write_text(head.run("cluster", "token").stdout)
-    told = ["--token-file", str(node.home / "token"), "--json"]
-    joined = json.loads(node.run("cluster", "join", address, *with_ip, *told).stdout)
-    assert (joined["head"], joined["address"], joined["is_head"]) == (address, "127.0.0.3", False)
-    low, high = map(int, joined["ports"].split("-"))
-    assert all(low <= used <= high for _, _, used in listeners(node))
+    options = ["--token-file", token_file, "--json"]
+    joined = json.loads(node.run("cluster", "join", address, *with_ip, *options).stdout)
+    check_joined(joined, address, node)
 
-    for who, here in ((head, "a"), (node, "b")):
-        told = json.loads(who.run("cluster", "status", "--json").stdout)
-        assert {row["name"]: row["here"] for row in told["nodes"]} == {
-            "a": here == "a",
-            "b": here == "b",
+    for installation, name in ((head, "a"), (node, "b")):
+        status = json.loads(installation.run("cluster", "status", "--json").stdout)
+        assert {row["name"]: row["here"] for row in status["nodes"]} == {
+            "a": name == "a",
+            "b": name == "b",
         }
 
     head.run("cluster", "stop")
-    lost = node.run("cluster", "status", check=False)
-    assert (lost.returncode, f"the head node at {address} is lost" in lost.stderr) == (1, True)
+    check_refused(node, 1, f"the head node at {address} is lost", "status")
     assert "raylet" in processes(node).values(), "a node outlives its head"
     assert "stopped: a node" in node.run("cluster", "stop").stderr

@@ -17,9 +17,9 @@ from skep.cluster.replica_actor import OWNED_S
 pytestmark = pytest.mark.ray
 
 
-def killed(one):
+def killed(installation):
     """The supervisor and all of its processes at once, as when a machine is lost."""
-    rows = one.rows()
+    rows = installation.rows()
     gateway = rows["gateway"]["pid"]
     with open(f"/proc/{gateway}/status") as file:
         parent = next(int(line.split()[1]) for line in file if line.startswith("PPid:"))
@@ -28,9 +28,9 @@ def killed(one):
 
 
 @contextlib.contextmanager
-def stopped(one):
+def stopped(installation):
     """All processes of an installation, as those of a machine that sleeps."""
-    pids = processes("skep", one.home)
+    pids = processes("skep", installation.home)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     assert len(pids) >= 3, "supervisor, gateway, driver"
@@ -43,14 +43,14 @@ def stopped(one):
 
 def test_a_second_hive_of_that_name_is_refused(nodes, up_on, install):
     up_on("b", "c")
-    told = install().run(
+    refused = install().run(
         *UP, "--replicas", "1", "--cluster", nodes.address, "--port", "0", "-d", check=False
     )
-    assert (told.returncode, "a deployment `skep` runs in this cluster" in told.stderr) == (
+    assert (refused.returncode, "a deployment `skep` runs in this cluster" in refused.stderr) == (
         1,
         True,
-    ), told.stderr
-    assert "if the other skep was killed, try again in 8 s" in told.stderr
+    ), refused.stderr
+    assert "if the other skep was killed, try again in 8 s" in refused.stderr
 
 
 def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, up_on, install):
@@ -65,7 +65,7 @@ def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, up
     assert chat(second.url).usage.completion_tokens
 
 
-def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_other_serves_alone(
+def test_a_gateway_that_lost_its_hive_while_away_ends_and_leaves_the_replicas_alone(
     nodes, up_on, install
 ):
     """It ended the new one's replicas, and until then both placed and ended against each other."""
@@ -92,58 +92,62 @@ def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_othe
 
 
 def test_a_lost_head_is_said_and_what_serves_goes_on_serving(nodes, up_on):
-    one = up_on("b")
-    with Agents(one.url, 2) as agents:
+    installation = up_on("b")
+    with Agents(installation.url, 2) as agents:
         agents.until_answered(2)
         nodes.kill_gcs()
-        assert until(lambda: one.rows()["cluster"]["state"] == "lost", 30.0), one.run("ps").stdout
+        assert until(lambda: installation.rows()["cluster"]["state"] == "lost", 30.0), (
+            installation.run("ps").stdout
+        )
         agents.until_answered(4)
-        assert "running replicas go on serving" in one.run("ps").stdout
+        assert "running replicas go on serving" in installation.run("ps").stdout
     assert agents.account.answered == agents.account.begun, agents.account
-    assert one.down().returncode == 0
+    assert installation.down().returncode == 0
     assert not engines_left(), "without a head the engines are ended all the same"
 
 
 def test_what_is_ended_under_streams_cuts_none_of_them(up_on):
     """Scaled down, restarted, drained and taken back."""
-    one = up_on("b", "c", replicas=2)
-    with Agents(one.url, 3, tokens=60) as agents:
+    installation = up_on("b", "c", replicas=2)
+    with Agents(installation.url, 3, tokens=60) as agents:
         agents.until_answered(3)
-        one.run("scale", f"{MODEL}=1", "--wait")
-        assert until(lambda: ready(one, 1), 30.0), one.run("ps").stdout
+        installation.run("scale", f"{MODEL}=1", "--wait")
+        assert until(lambda: ready(installation, 1), 30.0), installation.run("ps").stdout
         agents.until_answered(3)
-        one.run("restart", f"{MODEL}-0")
+        installation.run("restart", f"{MODEL}-0")
         agents.until_answered(3)
-        one.run("drain", f"{MODEL}-0", "--wait")
-        one.run("undrain", f"{MODEL}-0")
+        installation.run("drain", f"{MODEL}-0", "--wait")
+        installation.run("undrain", f"{MODEL}-0")
         agents.until_answered(3)
     assert not agents.account.cut, agents.account
-    one.run("down", "--wait", "60s")
+    installation.run("down", "--wait", "60s")
     assert until(lambda: not engines_left(), 20.0)
 
 
 def test_a_driver_killed_costs_no_answer(up_on):
-    one = up_on("b", "c", replicas=2)
-    with Agents(one.url, 2) as agents:
+    installation = up_on("b", "c", replicas=2)
+    with Agents(installation.url, 2) as agents:
         agents.until_answered(2)
-        (driver,) = processes("skep.cluster.ray_driver", one.home)
+        (driver,) = processes("skep.cluster.ray_driver", installation.home)
         os.kill(driver, signal.SIGKILL)
         agents.until_answered(3)
-        assert until(lambda: one.rows()["cluster"]["state"] == "ready", 60.0)
+        assert until(lambda: installation.rows()["cluster"]["state"] == "ready", 60.0)
         agents.until_answered(2)
     assert agents.account.answered == agents.account.begun, agents.account
-    assert len(ready(one, 2)) == 2
+    assert len(ready(installation, 2)) == 2
 
 
 def test_a_head_that_hesitates_while_a_replica_goes_leaves_nothing_in_the_way(nodes, up_on):
-    one = up_on("b", "c", replicas=2)
+    installation = up_on("b", "c", replicas=2)
     with nodes.head_stopped():
-        assert until(lambda: one.rows()["cluster"]["state"] == "lost", 30.0)
+        assert until(lambda: installation.rows()["cluster"]["state"] == "lost", 30.0)
         began = time.monotonic()
-        one.run("restart", f"{MODEL}-0")
+        installation.run("restart", f"{MODEL}-0")
         assert time.monotonic() - began < 60.0
-    assert until(lambda: one.rows()["cluster"]["state"] == "ready", 30.0), one.run("ps").stdout
-    assert until(lambda: len(ready(one, 2)) == 2), one.run("ps").stdout
-    one.run("scale", f"{MODEL}=1", "--wait")
-    one.run("scale", f"{MODEL}=2", "--wait")
-    assert len(ready(one, 2)) == 2
+    assert until(lambda: installation.rows()["cluster"]["state"] == "ready", 30.0), (
+        installation.run("ps").stdout
+    )
+    assert until(lambda: len(ready(installation, 2)) == 2), installation.run("ps").stdout
+    installation.run("scale", f"{MODEL}=1", "--wait")
+    installation.run("scale", f"{MODEL}=2", "--wait")
+    assert len(ready(installation, 2)) == 2

@@ -32,13 +32,13 @@ def room(tmp_path_factory, node_env):
 
 
 @pytest.fixture
-def three(room):
+def three_machines(room):
     """A head that takes no replica, and two nodes."""
     a, b, c = (room.add(name) for name in "abc")
     a.cluster("start", "--address", a.address, "--cpus", "0")
     token = a.run("cluster", "token").stdout
     for node in (b, c):
-        node.cluster("join", HEAD, "--token-file", "-", "--cpus", "2", told=token)
+        node.cluster("join", HEAD, "--token-file", "-", "--cpus", "2", stdin=token)
     return a, b, c
 
 
@@ -64,15 +64,33 @@ address = "auto"
     return str(file)
 
 
-def nodes(one):
+def nodes(machine):
     return {
         row["name"]: row
-        for row in json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]
+        for row in json.loads(machine.run("cluster", "status", "--json").stdout)["nodes"]
     }
 
 
-def test_the_five_commands_serve_on_three_machines_and_what_listens_is_as_documented(three):
-    a, b, c = three
+def check_listeners(machine, gateway, *, is_head):
+    """Assert that what listens on a machine, beside the gateway, is as documented."""
+    ports = Ports()
+    sockets = {(address, port) for address, port in machine.listeners() if port != gateway}
+    assert all(ports.first <= port <= ports.last for _, port in sockets), sockets
+    engines = {(address, port) for address, port in sockets if port >= ports.engines[0]}
+    assert engines == (set() if is_head else {(machine.address, 7400)})
+    assert (machine.address, 6382) in sockets
+    wide = {port for address, port in sockets if address in EVERYWHERE}
+    assert wide >= {6380, 6381} | ({6379} if is_head else set())
+    assert all(port <= 6381 or ports.workers[0] <= port <= ports.workers[1] for port in wide), wide
+
+
+def check_usage(machine):
+    """Assert that a request through the machine's gateway is answered."""
+    assert machine.chat().usage.completion_tokens
+
+
+def test_the_five_commands_serve_on_three_machines_and_listen_as_documented(three_machines):
+    a, b, c = three_machines
     assert {name: (row["address"], row["head"]) for name, row in nodes(c).items()} == {
         "a": ("10.0.0.1", True),
         "b": ("10.0.0.2", False),
@@ -83,26 +101,16 @@ def test_the_five_commands_serve_on_three_machines_and_what_listens_is_as_docume
         "b": "http://10.0.0.2:7400",
         "c": "http://10.0.0.3:7400",
     }
-    assert a.chat().usage.completion_tokens
+    check_usage(a)
 
-    ports = Ports()
     gateway = int(a.url.rpartition(":")[2])
     assert ("127.0.0.1", gateway) in a.listeners()
-    for machine in three:
-        found = {(address, port) for address, port in machine.listeners() if port != gateway}
-        assert all(ports.first <= port <= ports.last for _, port in found), found
-        engines = {(address, port) for address, port in found if port >= ports.engines[0]}
-        assert engines == (set() if machine is a else {(machine.address, 7400)})
-        assert (machine.address, 6382) in found
-        wide = {port for address, port in found if address in EVERYWHERE}
-        assert wide >= {6380, 6381} | ({6379} if machine is a else set())
-        assert all(
-            port <= 6381 or ports.workers[0] <= port <= ports.workers[1] for port in wide
-        ), wide
+    for machine in three_machines:
+        check_listeners(machine, gateway, is_head=machine is a)
 
     assert len(a.run("logs", f"{MODEL}-1", "-n", "3").stdout.splitlines()) == 3
     a.run("drain", f"{MODEL}-0", "--wait")
-    assert a.chat().usage.completion_tokens
+    check_usage(a)
     a.run("undrain", f"{MODEL}-0")
     a.run("scale", f"{MODEL}=3", "--wait")
     urls = [row["url"] for row in ready(a, 3)]
@@ -113,18 +121,18 @@ def test_the_five_commands_serve_on_three_machines_and_what_listens_is_as_docume
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="there is no nft here")
-def test_behind_the_documented_firewall_a_stranger_reaches_nothing_and_the_cluster_works_on(
-    room, three
+def test_behind_the_documented_firewall_a_stranger_reaches_nothing_and_all_works_on(
+    room, three_machines
 ):
-    a, *_ = three
+    a, *_ = three_machines
     stranger = room.add("d")
     a.up("up", "--embedded", *SIZES, "--replicas", "2", "--cluster", "auto")
-    for machine in three:
+    for machine in three_machines:
         assert stranger.reaches(machine) >= {6380, 6381}
     (lines,) = re.findall(
         r"```text\n(table inet skep_cluster .*?)```", DOCS.read_text(), re.DOTALL
     )
-    for machine in three:
+    for machine in three_machines:
         apply = machine.box.inside("nft", "-f", "-")
         subprocess.run(apply, input=lines, text=True, check=True, timeout=20)
         assert stranger.reaches(machine) == set()
@@ -134,14 +142,30 @@ def test_behind_the_documented_firewall_a_stranger_reaches_nothing_and_the_clust
     assert len(ready(a, 3)) == 3
 
 
-def test_a_pulled_cable_costs_no_request_its_end_and_the_old_engine_ends_when_it_is_back(
-    room, three, config
+def check_account(account, *, cut):
+    """Assert that every request has ended, none was refused, and at most so many were cut."""
+    assert account.ended == account.begun
+    assert sum(account.refused.values()) == 0, account
+    assert sum(account.cut.values()) <= cut, "more than was under way on the lost machine"
+
+
+def check_replica_rows(states):
+    """Assert that every replica stays on node b and never has more requests than slots."""
+    for rows in states:
+        for row in rows.values():
+            if row["kind"] == "replica":
+                assert (row["node"], row["slots"]) == ("b", 2)
+                assert row["busy"] <= 2
+
+
+def test_after_a_pulled_cable_every_request_ends_and_the_old_engine_when_it_is_back(
+    room, three_machines, config
 ):
     """Nothing is closed then: both sides believe in the connection.
 
     What was under way there is taken back.
     """
-    a, b, c = three
+    a, b, c = three_machines
     a.up("up", "--config", config)
     assert {row["node"] for row in ready(a, 2)} == {"b", "c"}
     with AgentsAt(a, 6) as agents:
@@ -150,22 +174,17 @@ def test_a_pulled_cable_costs_no_request_its_end_and_the_old_engine_ends_when_it
         moved = until(lambda: [row for row in ready(a, 2) if row["node"] == "b"][1:])
         assert moved, a.run("ps").stdout
         agents.until_answered(6)
-    account = agents.account
-    assert account.ended == account.begun, "with the cable still out"
-    assert sum(account.refused.values()) == 0, account
-    assert sum(account.cut.values()) <= 2, "no more than its slots were under way there"
+    check_account(agents.account, cut=2)  # no more than its slots, with the cable still out
     assert c.engines(), "it cannot know"
 
     with AgentsAt(a, 6) as agents:
         agents.until_answered(2)
         room.plug("c")
-        seen = []
-        assert until(lambda: seen.append(a.rows()) or not c.engines(), 60.0)
+        states = []
+        assert until(lambda: states.append(a.rows()) or not c.engines(), 60.0)
         agents.until_answered(6)
     assert agents.account.answered == agents.account.begun, agents.account
-    for row in (row for rows in seen for row in rows.values() if row["kind"] == "replica"):
-        assert (row["node"], row["slots"]) == ("b", 2)
-        assert row["busy"] <= 2
+    check_replica_rows(states)
     assert len(b.engines()) == 2
     assert until(
         lambda: not c.processes("raylet/raylet") and not c.processes("ray::ReplicaActor"), 90.0
@@ -174,9 +193,7 @@ def test_a_pulled_cable_costs_no_request_its_end_and_the_old_engine_ends_when_it
     assert nodes(a)["c"]["alive"]
 
 
-def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_and_has_all_again_after_a_join(
-    room, config
-):
+def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_until_it_joins_again(room, config):
     """Its replica cannot move, for there is no room: it waits, and its slots are nobody else's
     meanwhile.
     """
@@ -184,7 +201,7 @@ def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_and_has_all_again
     a.cluster("start", "--address", a.address, "--cpus", "0")
     token = a.run("cluster", "token").stdout
     for node in (b, c):
-        node.cluster("join", HEAD, "--token-file", "-", "--cpus", "1", told=token)
+        node.cluster("join", HEAD, "--token-file", "-", "--cpus", "1", stdin=token)
     b.up("up", "--config", config)
     assert {row["node"] for row in ready(b, 2)} == {"b", "c"}
     with AgentsAt(b, 3) as agents:
@@ -204,21 +221,21 @@ def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_and_has_all_again
             b.run("ps").stdout
         )
         agents.until_answered(3)
-    assert agents.account.ended == agents.account.begun
-    assert sum(agents.account.refused.values()) == 0, agents.account
-    assert sum(agents.account.cut.values()) <= 4, (
-        "what was under way where the machine could not go on"
-    )
+    check_account(agents.account, cut=4)  # what was under way where the machine could not go on
     assert (len(b.engines()), len(c.engines())) == (1, 1)
 
 
-def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_join_on_each_node(
-    three,
-):
+def check_refused(machine, code, message, *arguments):
+    """Assert that a command of `skep cluster` fails with this code and message."""
+    done = machine.run("cluster", *arguments, check=False)
+    assert (done.returncode, message in done.stderr) == (code, True)
+
+
+def test_after_a_lost_head_replicas_serve_on_and_a_new_head_takes_over_by_joins(three_machines):
     """The old head's nodes do not know the new one: they leave it and join, and the gateway goes
     on by itself.
     """
-    a, b, c = three
+    a, b, c = three_machines
     b.up("up", "--embedded", *SIZES, "--replicas", "2", "--cluster", "auto")
     assert ready(b, 2)
     with AgentsAt(b, 2) as agents:
@@ -226,10 +243,9 @@ def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_
         a.kill_all()
         assert until(lambda: b.rows()["cluster"]["state"] == "lost", 60.0)
         agents.until_answered(4)
-        lost = c.run("cluster", "status", check=False)
-        assert (lost.returncode, f"the head node at {HEAD} is lost" in lost.stderr) == (1, True)
-        other = c.run("cluster", "start", "--address", c.address, check=False)
-        assert (other.returncode, "already" in other.stderr) == (2, True), "it may only be cut off"
+        check_refused(c, 1, f"the head node at {HEAD} is lost", "status")
+        # It may only be cut off.
+        check_refused(c, 2, "already", "start", "--address", c.address)
         agents.until_answered(2)
     assert agents.account.answered == agents.account.begun, agents.account
 
@@ -238,12 +254,11 @@ def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_
     for node in (c, b):
         node.run("cluster", "stop")
         node.cluster("join", HEAD, "--cpus", "2")
-    again = b.run("cluster", "join", HEAD, check=False)
-    assert (again.returncode, "already" in again.stderr) == (2, True)
+    check_refused(b, 2, "already", "join", HEAD)
     assert until(lambda: b.rows()["cluster"]["state"] == "ready" and ready(b, 2)), b.run(
         "ps"
     ).stdout
-    assert b.chat().usage.completion_tokens
+    check_usage(b)
     assert len(b.engines()) + len(c.engines()) == 2 == len(before)
     assert b.down().returncode == 0
     assert until(lambda: not b.engines() | c.engines(), 20.0)

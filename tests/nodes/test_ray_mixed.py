@@ -44,7 +44,7 @@ def weights(tmp_path):
 
 
 def config_of(tmp_path, address, weights, *, tp=1, **keys):
-    told = {
+    expected = {
         "model": "m",
         "engine": "sglang",
         "checkpoint": str(weights),
@@ -52,7 +52,7 @@ def config_of(tmp_path, address, weights, *, tp=1, **keys):
         "context": 512,
         **keys,
     }
-    lines = [f"{key} = {json.dumps(value)}" for key, value in told.items()]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in expected.items()]
     path = tmp_path / "skep.toml"
     path.write_text(
         "\n".join(
@@ -69,8 +69,8 @@ def config_of(tmp_path, address, weights, *, tp=1, **keys):
     return str(path)
 
 
-def replicas(one):
-    return {name: row for name, row in one.rows().items() if row["kind"] == "replica"}
+def replicas(installation):
+    return {name: row for name, row in installation.rows().items() if row["kind"] == "replica"}
 
 
 def cards_seen(rows):
@@ -101,9 +101,9 @@ def placed(address):
 def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(
     nodes, mixed, install, weights, tmp_path
 ):
-    one = install()
-    one.up("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2))
-    rows = replicas(one)
+    installation = install()
+    installation.up("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2))
+    rows = replicas(installation)
     assert cards_seen(rows) == [("twin", "0,1")]
     (pid,) = (row["pid"] for row in rows.values())
     assert variable_of(pid, "CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
@@ -114,8 +114,8 @@ def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(
             "STRICT_PACK",
         )
     }
-    assert [one.name for one in survey(nodes.address, hive="skep").standing] == ["m-0"]
-    refused = one.run("scale", "m=2", check=False)
+    assert [launch.name for launch in survey(nodes.address, hive="skep").standing] == ["m-0"]
+    refused = installation.run("scale", "m=2", check=False)
     assert refused.returncode == 3, refused.stderr
     for words in (
         "2 GPUs",
@@ -129,22 +129,22 @@ def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(
 def test_replicas_of_one_card_are_spread_and_never_share_one(
     nodes, mixed, install, weights, tmp_path
 ):
-    one = install()
+    installation = install()
     too_many = config_of(tmp_path, nodes.address, weights, replicas=4)
-    refused = one.run("up", "--config", too_many, "--port", "0", check=False)
+    refused = installation.run("up", "--config", too_many, "--port", "0", check=False)
     assert refused.returncode == 3, refused.stderr
     needs = "each needs 1 GPU, 1 CPU, 2.0 GiB of memory"
     assert f"4 replicas of `m`, there is room for 3: {needs}" in refused.stderr
     assert "plain has no sglang installed" in refused.stderr
-    one.up("up", "--config", config_of(tmp_path, nodes.address, weights, replicas=3))
-    assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
+    installation.up("up", "--config", config_of(tmp_path, nodes.address, weights, replicas=3))
+    assert cards_seen(replicas(installation)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
 
 
 def test_a_model_by_name_is_planned_for_the_kind_of_node_that_is_fastest(
     nodes, mixed, install, weights
 ):
-    one = install()
-    told = one.run(
+    installation = install()
+    refused = installation.run(
         "up",
         "qwen3-8b",
         "--engine",
@@ -158,14 +158,14 @@ def test_a_model_by_name_is_planned_for_the_kind_of_node_that_is_fastest(
         "-d",
         check=False,
     )
-    assert told.returncode == 0, told.stderr
+    assert refused.returncode == 0, refused.stderr
     kinds = {"twin": f"2x {TWIN}", "big": f"1x {BIG}"}
-    ((name, kind), (_, other)) = sorted(
-        kinds.items(), key=lambda item: f"planned for {item[1]}" not in told.stderr
+    ((name, kind), (_, second_kind)) = sorted(
+        kinds.items(), key=lambda item: f"planned for {item[1]}" not in refused.stderr
     )
-    assert f"planned for {kind} ({name})" in told.stderr
-    assert f"warning: {other} is left out" in told.stderr
-    assert {row["node"] for row in replicas(one).values()} == {name}
+    assert f"planned for {kind} ({name})" in refused.stderr
+    assert f"warning: {second_kind} is left out" in refused.stderr
+    assert {row["node"] for row in replicas(installation).values()} == {name}
 
 
 def test_cards_that_somebody_else_holds_are_not_counted_on(
@@ -176,8 +176,8 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(
     """
     twin, _ = mixed
     twin.hold([0, 20000])
-    one = install()
-    refused = one.run(
+    installation = install()
+    refused = installation.run(
         "up",
         "--config",
         config_of(tmp_path, nodes.address, weights, tp=2),
@@ -192,28 +192,30 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(
         "twin has busy cards: GPU 1 (4.5 GiB of 24.0 GiB free)",
     ):
         assert words in refused.stderr
-    told = one.run(
+    started = installation.run(
         "up", "--config", config_of(tmp_path, nodes.address, weights), "--port", "0", "-d"
     )
     assert (
         "warning: twin is left out: it has busy cards: GPU 1 (4.5 GiB of 24.0 GiB free)"
-        in told.stderr
+        in started.stderr
     )
-    assert "plain" not in told.stderr, "it has no card anyway"
-    assert cards_seen(replicas(one)) == [("big", "0")]
-    one.run("scale", "m=3")
+    assert "plain" not in started.stderr, "it has no card anyway"
+    assert cards_seen(replicas(installation)) == [("big", "0")]
+    installation.run("scale", "m=3")
     busy = until(
-        lambda: [row for row in replicas(one).values() if "GPU 1 is busy" in (row["why"] or "")]
+        lambda: [
+            row for row in replicas(installation).values() if "GPU 1 is busy" in (row["why"] or "")
+        ]
     )
-    assert busy, one.run("ps").stdout
+    assert busy, installation.run("ps").stdout
     assert (
         "`nvidia-smi` on that node shows which process uses it; next attempt in" in busy[0]["why"]
     )
     twin.hold([0, 0])
-    assert until(lambda: all(row["state"] == "ready" for row in replicas(one).values())), one.run(
-        "ps"
-    ).stdout
-    assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
+    assert until(
+        lambda: all(row["state"] == "ready" for row in replicas(installation).values())
+    ), installation.run("ps").stdout
+    assert cards_seen(replicas(installation)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +236,6 @@ def test_with_fewer_gpus_than_cards_those_are_looked_at_that_ray_would_lend(
         memory=8 * GIB,
         env_vars={**pair.env, "CUDA_VISIBLE_DEVICES": visible},
     )
-    one = install()
-    one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
-    assert cards_seen(replicas(one)) == [("pair", "1")]
+    installation = install()
+    installation.up("up", "--config", config_of(tmp_path, nodes.address, weights))
+    assert cards_seen(replicas(installation)) == [("pair", "1")]

@@ -21,44 +21,50 @@ from skep.units import GIB
 pytestmark = pytest.mark.ray
 
 
-def place(found, env, *serves):
+def place(cluster, env, *serves):
     return place_launches(
-        Settings(serve=serves, cluster=Cluster(found.address)), user_paths(env), lambda: found
+        Settings(serve=serves, cluster=Cluster(cluster.address)), user_paths(env), lambda: cluster
     )
 
 
-def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_on_them(
-    nodes, node_env, tmp_path
-):
+@pytest.fixture
+def two_kinds(nodes):
+    """The survey of a head, a node without GPUs and one with two."""
     nodes.add("plain", memory=4 * GIB)
     nodes.add("cards", num_cpus=4, num_gpus=2, memory=8 * GIB)
-    found = survey(nodes.address)
+    return survey(nodes.address)
 
-    assert [(node.name, node.head, node.kind) for node in found.nodes] == [
+
+def test_two_kinds_of_nodes_are_named_with_what_is_free(two_kinds):
+    assert [(node.name, node.head, node.kind) for node in two_kinds.nodes] == [
         ("head", True, "CPU only"),
         ("cards", False, "2 GPUs"),
         ("plain", False, "CPU only"),
     ]
-    head, cards, plain = found.nodes
-    assert found.here == head.id
+    head, cards, plain = two_kinds.nodes
+    assert two_kinds.here == head.id
     assert cards.describe() == "cards has 2 of 2 GPUs, 4 of 4 CPUs, 8.0 GiB of 8.0 GiB free"
     assert (plain.facts.skep, plain.why) == (__version__, None)
     assert "embedded" in plain.facts.engines
 
-    (small,) = place(found, node_env, Serve(threads=1))
+
+def test_replicas_are_placed_on_nodes_that_have_their_engine_and_room(
+    two_kinds, node_env, tmp_path
+):
+    (small,) = place(two_kinds, node_env, Serve(threads=1))
     assert small.place.source == "smollm2-135m"
     assert small.place.memory_bytes > 100_000_000, "weights and cache, from the file's own header"
-    assert place(found, node_env, Serve(replicas=2))[0].threads >= 1
+    assert place(two_kinds, node_env, Serve(replicas=2))[0].threads >= 1
 
     vllm = Serve(
         model="org/model", engine="vllm", binary=str(tmp_path), options=EngineOptions(tp=2)
     )
     with pytest.raises(EngineError, match="plain has no vllm installed"):
-        place(found, node_env, replace(vllm, binary=None))
+        place(two_kinds, node_env, replace(vllm, binary=None))
     with pytest.raises(
         DoesNotFit, match=r"2 replicas .* room for 1: each needs 2 GPUs, .*cards has 2 of 2 GPUs"
     ):
-        place(found, node_env, replace(vllm, replicas=2))
+        place(two_kinds, node_env, replace(vllm, replicas=2))
 
 
 def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(
@@ -72,8 +78,8 @@ def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(
         (tmp_path / name / "skep").mkdir(parents=True)
         (tmp_path / name / "skep" / "__init__.py").write_text(text)
         nodes.add(name, env_vars={"PYTHONPATH": str(tmp_path / name)})
-    found = survey(nodes.address)
-    assert {node.name: node.why for node in found.nodes} == {
+    cluster = survey(nodes.address)
+    assert {node.name: node.why for node in cluster.nodes} == {
         "head": None,
         "older": f"runs another version than skep {__version__}",
         "without": "has no skep in its Ray environment",
@@ -81,7 +87,7 @@ def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(
     with pytest.raises(
         DoesNotFit, match=r"head has no GPU, 0 of 0 CPUs.*; older runs another v.*; without has no"
     ):
-        place(found, node_env, Serve(model="m", engine="fake"))
+        place(cluster, node_env, Serve(model="m", engine="fake"))
 
 
 VERSIONS = """
@@ -127,8 +133,10 @@ def test_a_machine_that_is_no_node_and_an_address_without_a_cluster_are_told_apa
 
 def test_a_simulated_model_can_be_tried_on_a_cluster(nodes, install):
     nodes.add("b")
-    one = install()
-    one.up("up", "qwen3-8b", "--simulate", "--gpu", "2x rtx-3090", "--cluster", nodes.address)
-    assert {row["node"] for row in one.rows().values() if row["kind"] == "replica"} == {"b"}, (
-        "the head lends nothing"
+    installation = install()
+    installation.up(
+        "up", "qwen3-8b", "--simulate", "--gpu", "2x rtx-3090", "--cluster", nodes.address
     )
+    assert {row["node"] for row in installation.rows().values() if row["kind"] == "replica"} == {
+        "b"
+    }, "the head lends nothing"

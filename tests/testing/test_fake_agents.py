@@ -91,11 +91,11 @@ def test_a_forced_call_in_a_chat_fits_the_schema_of_its_tool(engine, choice, str
     with openai_of(engine) as client:
         if stream:
             with client.chat.completions.stream(**arguments) as events:
-                (made,) = events.get_final_completion().choices
+                (answer,) = events.get_final_completion().choices
         else:
-            (made,) = client.chat.completions.create(**arguments).choices
-    assert made.finish_reason == "tool_calls"
-    (call,) = made.message.tool_calls
+            (answer,) = client.chat.completions.create(**arguments).choices
+    assert answer.finish_reason == "tool_calls"
+    (call,) = answer.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("count", FORCED)
     assert call.id.startswith("call_")
 
@@ -160,7 +160,7 @@ def test_a_forced_call_in_a_response_fits_the_schema_of_its_tool(engine, stream)
     assert (item.namespace, response.status) == ("agents", "completed")
 
 
-def test_the_script_writes_a_file_by_the_tool_of_a_chat_and_ends_when_it_has_the_result(scripted):
+def test_the_script_writes_a_file_by_the_tool_of_a_chat_until_it_has_the_result(scripted):
     tools = [chat_tool("write_file", WRITE)]
     with openai_of(scripted) as client:
         first = (
@@ -190,9 +190,7 @@ def test_the_script_writes_a_file_by_a_shell_where_a_client_has_nothing_else(scr
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
 
 
-def test_the_script_writes_a_file_by_the_tool_of_a_message_and_ends_when_it_has_the_result(
-    scripted,
-):
+def test_the_script_writes_a_file_by_the_tool_of_a_message_until_it_has_the_result(scripted):
     given = {"model": "m", "max_tokens": 500, "tools": [messages_tool("Write", WRITE)]}
     with anthropic_of(scripted) as client:
         with client.messages.stream(messages=asked(ORDER), **given) as events:
@@ -231,10 +229,10 @@ def test_a_sub_agent_is_started_with_the_rest_of_the_order_as_its_prompt(scripte
     }
     tools = [chat_tool("write", WRITE), chat_tool("task", schema)]
     with openai_of(scripted) as client:
-        made = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model="m", messages=asked(f"DELEGATE {ORDER}"), tools=tools
         )
-    (call,) = made.choices[0].message.tool_calls
+    (call,) = completion.choices[0].message.tool_calls
     arguments = json.loads(call.function.arguments)
     assert (call.function.name, arguments["prompt"]) == ("task", ORDER)
     assert arguments["subagent_type"] == "general-purpose"
@@ -279,8 +277,8 @@ def test_an_engine_without_a_parser_refuses_tools_but_makes_a_forced_call(vllm):
         with pytest.raises(openai.BadRequestError, match="--enable-auto-tool-choice"):
             client.chat.completions.create(**given)
         named = {"type": "function", "function": {"name": "count"}}
-        made = client.chat.completions.create(**given, tool_choice=named)
-        assert made.choices[0].message.tool_calls
+        completion = client.chat.completions.create(**given, tool_choice=named)
+        assert completion.choices[0].message.tool_calls
         with pytest.raises(openai.BadRequestError, match=r"max_tokens.* is too large: 100"):
             client.chat.completions.create(**given | {"max_tokens": 100})
 
@@ -289,10 +287,10 @@ def test_an_engine_without_a_parser_refuses_tools_but_makes_a_forced_call(vllm):
 def test_calls_come_as_text_or_as_broken_json_where_that_is_asked_for(kind):
     tools = [chat_tool("count", COUNT)]
     with FakeEngine(token_ms=0, tool_calls=kind) as engine, openai_of(engine) as client:
-        made = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model="m", messages=asked("Hi"), tools=tools, tool_choice="required"
         )
-    message = made.choices[0].message
+    message = completion.choices[0].message
     if kind == "text":
         assert message.tool_calls is None
         assert "<tool_call>" in message.content
@@ -327,11 +325,11 @@ def test_the_longest_known_beginning_of_a_prompt_counts_as_cached():
         FakeEngine(token_ms=0, prefill_tok_s=500, prefix_cache="used") as engine,
         openai_of(engine) as client,
     ):
-        made = [
+        completions = [
             client.chat.completions.create(model="m", messages=asked(long), max_tokens=1)
             for _ in range(2)
         ]
-        first, second = (answer.timings for answer in made)
+        first, second = (answer.timings for answer in completions)
         assert first["prompt_ms"] > 195
         assert second["prompt_ms"] < 100
         assert (second["cache_n"], second["prompt_n"]) == (99, 1)
@@ -374,8 +372,8 @@ def test_a_text_with_quotes_fills_the_arguments_of_a_call(tmp_path):
     quoted = 'a "quoted" \\ word'
     with FakeEngine(token_ms=0, script=str(path)) as engine, openai_of(engine) as client:
         tools = [chat_tool("count", COUNT)]
-        made = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model="m", messages=asked(f"SAY {quoted}"), tools=tools
         )
-    arguments = json.loads(made.choices[0].message.tool_calls[0].function.arguments)
+    arguments = json.loads(completion.choices[0].message.tool_calls[0].function.arguments)
     assert arguments == {"kind": quoted, "names": [quoted], "number": 3}

@@ -52,8 +52,8 @@ def test_engine_tells_about_itself(engine):
 @pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"messages": [1], "max_tokens": "many"}'])
 def test_body_that_cannot_be_read_is_a_clean_400(engine, body):
     """The connection stays usable, the engine alive."""
-    _, said = call(engine, "POST", "/v1/chat/completions", body)
-    assert json.loads(said)["error"]["type"] == "invalid_request_error"
+    _, words = call(engine, "POST", "/v1/chat/completions", body)
+    assert json.loads(words)["error"]["type"] == "invalid_request_error"
 
 
 def test_engine_ends_with_the_process_that_started_it():
@@ -78,8 +78,8 @@ def test_fault_strikes_its_number_of_times(engine):
     engine.fault(kind="429", retry_after_s=8)
     body = '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'
     answers = [call(engine, "POST", "/v1/chat/completions", body) for _ in range(4)]
-    told = [(answer.status, answer.headers.get("retry-after")) for answer, _ in answers]
-    assert told == [(503, "7"), (503, "7"), (429, "8"), (200, None)]
+    results = [(answer.status, answer.headers.get("retry-after")) for answer, _ in answers]
+    assert results == [(503, "7"), (503, "7"), (429, "8"), (200, None)]
     assert json.loads(answers[0][1])["error"]["message"]
 
 

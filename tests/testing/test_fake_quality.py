@@ -33,7 +33,7 @@ def said(mind: QualityPolicy, prompt: str, inside: int = 1) -> str:
 
 
 def rights(mind: QualityPolicy, inside: int = 1) -> list[bool]:
-    return [said(mind, one.prompt, inside) == one.text for one in ITEMS]
+    return [said(mind, item.prompt, inside) == item.text for item in ITEMS]
 
 
 def test_a_flip_makes_right_wrong_and_wrong_right():

@@ -41,7 +41,8 @@ def test_stream_sends_role_tokens_end_usage_and_timings():
     assert chunks[-1]["timings"] == {"predicted_n": 7}
 
 
-def test_stream_with_reasoning_several_tokens_an_event_or_no_usage_carries_the_whole_answer():
+def test_a_stream_of_any_form_carries_the_whole_answer():
+    """With reasoning, several tokens an event, and without usage."""
     chunks = events(thought=2, per_chunk=3, usage=False)
     assert deltas(chunks, "reasoning_content") == "".join(TOKENS[:2])
     assert deltas(chunks, "content") == "".join(TOKENS[2:])

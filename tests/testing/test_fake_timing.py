@@ -15,19 +15,21 @@ def test_curve_is_straight_between_its_points_and_flat_outside(busy, ms):
     assert TokenTimeCurve.parse("4:16,1:10,2:12").at(busy) == ms
 
 
-def test_first_token_waits_for_base_and_prefill_and_waiting_requests_slow_every_token():
-    """All are scaled; the factor counts only while somebody waits inside."""
+def test_the_first_token_waits_for_base_and_prefill_both_scaled():
     curve = TokenTimeCurve.parse("1:10")
-    assert Speed(curve, ttft_ms=100, prefill_tok_s=1000, scale=0.1).first_token_s(
-        400
-    ) == pytest.approx(0.05)
+    speed = Speed(curve, ttft_ms=100, prefill_tok_s=1000, scale=0.1)
+    assert speed.first_token_s(400) == pytest.approx(0.05)
+
+
+def test_every_token_is_slower_while_requests_wait_inside():
+    curve = TokenTimeCurve.parse("1:10")
     speed = Speed(curve, overfill_slowdown=1.5)
     assert [speed.token_s(1, waiting=waiting) for waiting in (0, 3)] == pytest.approx(
         [0.010, 0.015]
     )
 
 
-def test_lateness_does_not_add_up_and_a_stopped_process_does_not_pour_out_what_it_missed():
+def test_lateness_does_not_add_up_and_a_stopped_process_does_not_catch_up():
     """A tick that comes 4 ms late each time leaves the deadlines where they were; after seconds
     they go on from now.
     """
@@ -39,14 +41,14 @@ def test_lateness_does_not_add_up_and_a_stopped_process_does_not_pour_out_what_i
 
 
 def virtual_rate(
-    agents: int, *, limit: int | None = None, each: int = 8, tokens: int = 1024
+    agents: int, *, limit: int | None = None, requests: int = 8, tokens: int = 1024
 ) -> float:
     """Tokens per second of two dual-3090 replicas behind least-connections, in virtual time."""
     options = parse_options(["--preset", "dual-3090"])
     tables = [SlotTable[int](options.slots) for _ in range(2)]
     place: dict[int, SlotTable[int]] = {}
     clocks: dict[int, DecodeClock] = {}
-    left = dict.fromkeys(range(agents * each), tokens)
+    remaining = dict.fromkeys(range(agents * requests), tokens)
     due: list[tuple[float, int]] = []
     jobs = count()
     now = 0.0
@@ -57,7 +59,7 @@ def virtual_rate(
 
     def send() -> None:
         job = next(jobs)
-        if job in left:
+        if job in remaining:
             place[job] = min(tables, key=lambda table: table.running + table.waiting)
             if place[job].enter(job):
                 start(job)
@@ -66,8 +68,8 @@ def virtual_rate(
         send()
     while due:
         now, job = heapq.heappop(due)
-        left[job] -= 1
-        if left[job]:
+        remaining[job] -= 1
+        if remaining[job]:
             deadline_s = clocks[job].advance(
                 now, busy=place[job].running, waiting=place[job].waiting
             )
@@ -76,7 +78,7 @@ def virtual_rate(
             if (heir := place[job].leave(job)) is not None:
                 start(heir)
             send()
-    return len(left) * tokens / now
+    return len(remaining) * tokens / now
 
 
 @pytest.mark.parametrize(("agents", "published"), [(1, 82), (2, 154), (4, 225), (8, 167)])
