@@ -35,12 +35,13 @@ def _read(text: str) -> JsonValue:
     place = _skip(text, 1 if text.startswith("\ufeff") else 0)
     root = _read_value(text, place)
     if _skip(text, root.end) != len(text):
-        raise ValueError(f"line {_line_of(text, root.end)}: more than one value")
+        raise _error_at(text, root.end, "more than one value")
     return root
 
 
-def _line_of(text: str, place: int) -> int:
-    return text.count("\n", 0, place) + 1
+def _error_at(text: str, place: int, message: str) -> ValueError:
+    line = text.count("\n", 0, place) + 1
+    return ValueError(f"line {line}: {message}")
 
 
 def _skip(text: str, place: int) -> int:
@@ -57,7 +58,7 @@ def _skip(text: str, place: int) -> int:
         elif text.startswith("/*", place):
             end = text.find("*/", place)
             if end < 0:
-                raise ValueError(f"line {_line_of(text, place)}: a comment does not end")
+                raise _error_at(text, place, "a comment does not end")
             place = end + 2
         else:
             break
@@ -80,21 +81,19 @@ def _read_value(text: str, place: int) -> JsonValue:
 def _read_scalar(text: str, node: JsonValue) -> None:
     scalar = _SCALAR.match(text, node.start)
     if scalar is None:
-        raise ValueError(f"line {_line_of(text, node.start)}: a value is missing")
+        raise _error_at(text, node.start, "a value is missing")
     node.end = scalar.end()
     try:
         node.value = json.loads(scalar.group())
     except ValueError:
-        raise ValueError(
-            f"line {_line_of(text, node.start)}: `{scalar.group()[:40]}` is no value"
-        ) from None
+        raise _error_at(text, node.start, f"`{scalar.group()[:40]}` is no value") from None
 
 
 def _read_string(text: str, place: int) -> tuple[str, int]:
     try:
         value, end = json.JSONDecoder().raw_decode(text, place)
     except ValueError:
-        raise ValueError(f"line {_line_of(text, place)}: a string does not end") from None
+        raise _error_at(text, place, "a string does not end") from None
     return value, end
 
 
@@ -104,12 +103,12 @@ def _read_object(text: str, node: JsonValue) -> None:
     place = _skip(text, node.start + 1)
     while not text.startswith("}", place):
         if not text.startswith('"', place):
-            raise ValueError(f"line {_line_of(text, place)}: a key in quotes is missing")
+            raise _error_at(text, place, "a key in quotes is missing")
         begin = place
         key, place = _read_string(text, place)
         place = _skip(text, place)
         if not text.startswith(":", place):
-            raise ValueError(f"line {_line_of(text, place)}: a colon is missing")
+            raise _error_at(text, place, "a colon is missing")
         member = _read_value(text, _skip(text, place + 1))
         node.value[key] = member.value
         node.members[key] = (begin, member)
@@ -135,7 +134,7 @@ def _after_part(text: str, node: JsonValue, place: int, end: str) -> int:
         node.trailing_comma = place
         return _skip(text, place + 1)
     if not text.startswith(end, place):
-        raise ValueError(f"line {_line_of(text, place)}: a comma or `{end}` is missing")
+        raise _error_at(text, place, f"a comma or `{end}` is missing")
     return place
 
 
@@ -149,7 +148,7 @@ def set_member(text: str, path: Sequence[str], value: Any) -> str:
         inner = inner.members[rest.pop(0)][1]
     if not rest:
         replacement = _written(value, _indent_at(text, inner.start))
-        return text[: inner.start] + replacement + text[inner.end :]
+        return _replaced(text, inner.start, inner.end, replacement)
     if inner.members is None:
         raise ValueError("no object to put it in")
     for key in reversed(rest[1:]):
@@ -165,21 +164,22 @@ def _with_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
     begin, last = [*inner.members.values()][-1]
     indent = _indent_at(text, begin)
     member = _written_member(key, value, indent)
-    line_start = text.rfind("\n", 0, begin) + 1
-    has_own_line = text[line_start:begin].strip() == ""
+    has_own_line = _line_before(text, begin).strip() == ""
     gap = f"\n{indent}" if has_own_line else " "
-    if inner.trailing_comma is not None:
-        place = inner.trailing_comma + 1
-        return f"{text[:place]}{gap}{member},{text[place:]}"
-    return f"{text[: last.end]},{gap}{member}{text[last.end :]}"
+    if inner.trailing_comma is None:
+        return _replaced(text, last.end, last.end, f",{gap}{member}")
+    place = inner.trailing_comma + 1
+    return _replaced(text, place, place, f"{gap}{member},")
 
 
 def _with_first_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
     outer_indent = _indent_at(text, inner.start)
     indent = outer_indent + "  "
-    comments = text[inner.start + 1 : inner.end - 1].rstrip()
-    lines = f"{comments}\n{indent}{_written_member(key, value, indent)}\n{outer_indent}"
-    return f"{text[: inner.start]}{{{lines}}}{text[inner.end :]}"
+    begin = inner.start + 1
+    end = inner.end - 1
+    comments = text[begin:end].rstrip()
+    member = _written_member(key, value, indent)
+    return _replaced(text, begin, end, f"{comments}\n{indent}{member}\n{outer_indent}")
 
 
 def remove_member(text: str, path: Sequence[str]) -> str:
@@ -202,21 +202,31 @@ def _without_member(text: str, inner: JsonValue, key: str) -> str:
     assert inner.members is not None
     keys = [*inner.members]
     if len(keys) == 1:
-        return f"{text[: inner.start]}{{}}{text[inner.end :]}"
+        return _replaced(text, inner.start, inner.end, "{}")
     place = keys.index(key)
     begin, member = inner.members[key]
     if place + 1 < len(keys):
         next_begin, _ = inner.members[keys[place + 1]]
-        return text[:begin] + text[next_begin:]
+        return _replaced(text, begin, next_begin, "")
     _, before = inner.members[keys[place - 1]]
-    return text[: before.end] + text[member.end :]
+    return _replaced(text, before.end, member.end, "")
+
+
+def _replaced(text: str, begin: int, end: int, replacement: str) -> str:
+    return text[:begin] + replacement + text[end:]
 
 
 def _indent_at(text: str, place: int) -> str:
     """Return the blanks at the beginning of the line."""
-    line = text[text.rfind("\n", 0, place) + 1 : place]
+    line = _line_before(text, place)
     length = len(line) - len(line.lstrip(" \t"))
     return line[:length]
+
+
+def _line_before(text: str, place: int) -> str:
+    """Return the line up to a place."""
+    start = text.rfind("\n", 0, place) + 1
+    return text[start:place]
 
 
 def _written_member(key: str, value: Any, indent: str) -> str:

@@ -63,15 +63,33 @@ def start_of(
     files: dict[str, str] = {}
     for path, file in zip(own_paths, client.own_files, strict=True):
         files[str(path)] = _own_text(file, values, facts, env)
-        if file.variable is not None:
-            variables[file.variable] = str(path.parent if file.is_folder else path)
+        if file.variable is None:
+            continue
+        if file.is_folder:
+            variables[file.variable] = str(path.parent)
+        else:
+            variables[file.variable] = str(path)
     if client.content_variable is not None:
         variables[client.content_variable] = json.dumps(values)
-    args = filled(client.args, facts)
-    if client.flag is not None:
-        for names, value in leaves(values):
-            args += [client.flag, f"{'.'.join(names)}={toml_value(value)}"]
-    return ClientStart(client.program, args, variables, client.unset, files)
+    return ClientStart(
+        program=client.program,
+        args=[*filled(client.args, facts), *_flags(client, values)],
+        env=variables,
+        unset=client.unset,
+        files=files,
+    )
+
+
+def _flags(client: Client, values: dict[str, Any]) -> list[str]:
+    """Return the values as flags, for a client that takes them so."""
+    flags: list[str] = []
+    if client.flag is None:
+        return flags
+    for names, value in leaves(values):
+        name = ".".join(names)
+        flags.append(client.flag)
+        flags.append(f"{name}={toml_value(value)}")
+    return flags
 
 
 def _own_text(

@@ -59,12 +59,18 @@ def model_changes(series: SeriesStore, target: str, until: float) -> list[Monito
     Of several events at one moment it is the first.
     """
     events = series.events(-math.inf, until, target, version_of=ANOTHER_MODEL)
-    return [*{event.at: event for event in reversed(events)}.values()][::-1]
+    first_by_moment: dict[float, MonitorEvent] = {}
+    for event in events:
+        first_by_moment.setdefault(event.at, event)
+    return list(first_by_moment.values())
 
 
 def series_began(series: SeriesStore, target: str, until: float) -> float:
     """Return since when the present model answers; minus infinity where it always did."""
-    return max((event.at for event in model_changes(series, target, until)), default=-math.inf)
+    changes = model_changes(series, target, until)
+    if not changes:
+        return -math.inf
+    return changes[-1].at
 
 
 class WindowReading(msgspec.Struct, frozen=True):
@@ -74,21 +80,29 @@ class WindowReading(msgspec.Struct, frozen=True):
     spans: tuple[SeriesSpan, ...] = ()
     span_s: float = 0.0
 
+    @property
+    def busy(self) -> int:
+        """Return how many values met others at the target."""
+        busy_points = sum(point.busy for point in self.points)
+        busy_in_spans = sum(span.busy for span in self.spans)
+        return busy_points + busy_in_spans
+
+    def between(self, since: float, until: float) -> WindowReading:
+        """Return the part that begins in a shorter window."""
+        points = [point for point in self.points if since <= point.at < until]
+        spans = [span for span in self.spans if since <= span.start < until]
+        return replace(self, points=tuple(points), spans=tuple(spans))
+
     def quiet(self, since: float, until: float) -> list[tuple[float, float]]:
         """Return moments and values without the busy ones: of an hour or a day its middle and its
         median.
         """
-        spans = [
-            (span.start + self.span_s / 2, span.median)
-            for span in self.spans
-            if since <= span.start < until
-        ]
-        points = [
-            (point.at, point.value)
-            for point in self.points
-            if not point.busy and since <= point.at < until
-        ]
-        return spans or points
+        part = self.between(since, until)
+        if part.spans:
+            half_s = part.span_s / 2
+            return [(span.start + half_s, span.median) for span in part.spans]
+        quiet_points = [point for point in part.points if not point.busy]
+        return [(point.at, point.value) for point in quiet_points]
 
 
 class SeriesHistory(msgspec.Struct, frozen=True):
@@ -134,41 +148,30 @@ def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) 
     begin = since - band_s
     reading = read_window(series, key, begin, until)
     swaps = [event for event in model_changes(series, key.target, until) if event.at >= begin]
+    swaps_at = [swap.at for swap in swaps]
     changes = [change for change in series.changes(key.target, begin) if change.at < until]
-    steps = sorted({*steps_of(key, changes), *(swap.at for swap in swaps)})
-    band = _band(reading.quiet(begin, until), steps, since, band_s)
-    same_model_since = max([since, *(swap.at for swap in swaps)])
-    points, spans = _inside(reading, since, until)
+    steps = sorted({*steps_of(key, changes), *swaps_at})
     own_changes = [change for change in changes if change.key == key and change.at >= since]
-    busy_points = sum(point.busy for point in points)
-    busy_in_spans = sum(span.busy for span in spans)
+    shown = reading.between(since, until)
+    of_this_model = reading.quiet(max([since, *swaps_at]), until)
     series_history = SeriesHistory(
         key=key,
         since=since,
         until=until,
-        points=points,
-        spans=spans,
-        band=band,
+        points=shown.points,
+        spans=shown.spans,
+        band=_band(reading.quiet(begin, until), steps, since, band_s),
         band_s=band_s,
         steps=tuple(step for step in steps if step > since),
-        stats=window_stats(value for _, value in reading.quiet(same_model_since, until)),
+        stats=window_stats(value for _, value in of_this_model),
         changes=tuple(own_changes),
         events=tuple(series.events(since, until, key.target)),
         coverage=series.coverage(key.target, since, until),
-        busy=busy_points + busy_in_spans,
+        busy=shown.busy,
     )
-    swaps_inside = [swap for swap in swaps if swap.at >= since]
-    sentences = _sentences(series_history, swaps_inside)
+    new_swaps = [swap for swap in swaps if swap.at >= since]
+    sentences = _sentences(series_history, new_swaps)
     return replace(series_history, sentences=tuple(sentences))
-
-
-def _inside(
-    reading: WindowReading, since: float, until: float
-) -> tuple[tuple[SeriesPoint, ...], tuple[SeriesSpan, ...]]:
-    """Return the points and the spans that begin in the window."""
-    points = tuple(point for point in reading.points if since <= point.at < until)
-    spans = tuple(span for span in reading.spans if since <= span.start < until)
-    return points, spans
 
 
 def _band(
@@ -186,7 +189,8 @@ def read_window(series: SeriesStore, key: SeriesKey, since: float, until: float)
         days = series.spans(key, SpanKind.DAY, since, until)
         return WindowReading(spans=tuple(days), span_s=DAY_S)
     hours = series.spans(key, SpanKind.HOUR, since, until)
-    whole_hours = [hour for hour in hours if since <= hour.start and hour.start + HOUR_S <= until]
+    last_start = until - HOUR_S
+    whole_hours = [hour for hour in hours if since <= hour.start <= last_start]
     if _sample_count(hours) <= MOST_POINTS:
         points = series.points(key, since, until)
         if len(points) >= _sample_count(whole_hours):  # else some were deleted
@@ -242,9 +246,11 @@ def stepped(
     band: list[Band] = []
     for place, (begin, end) in enumerate(pairwise(cuts)):
         piece = rolling_median(values[begin:end], width_s)
-        # After a step the first rows are medians of next to nothing.
-        unsure = place and len(piece) > 2 * _UNSURE
-        band += piece[_UNSURE:] if unsure else piece
+        is_after_step = place > 0
+        if is_after_step and len(piece) > 2 * _UNSURE:
+            # After a step the first rows are medians of next to nothing.
+            piece = piece[_UNSURE:]
+        band += piece
     return band
 
 
@@ -479,22 +485,39 @@ def around_event(series: SeriesStore, event: MonitorEvent, key: SeriesKey) -> di
 
     The ratio is after over before.
     """
-    start = event.at - AROUND_S
-    end = event.at + AROUND_S
-    every_s = interval_of(series, key.target)
-    boundaries = [
-        near.at
-        for near in series.events(start, end, key.target)
-        if near.kind in _BOUNDARIES and abs(near.at - event.at) > every_s
-    ]
-    before = (max([start, *(at for at in boundaries if at < event.at)]), event.at)
-    after = (event.at, min([end, *(at for at in boundaries if at > event.at)]))
-    values = (_values(series, key, *window) for window in (before, after))
-    comparison = versus(*values, more_is_better=key.metric.more_is_better)
+    start, end = _bounds_around(series, event, key.target)
+    comparison = versus(
+        _values(series, key, start, event.at),
+        _values(series, key, event.at, end),
+        more_is_better=key.metric.more_is_better,
+    )
     event_text = describe.describe_events([event]) or event.text
     sentence = f"since {describe.moment(event.at)}, when {event_text}: {_outcome(comparison)}"
-    windows = {"series": str(key), "before": list(before), "after": list(after)}
-    return {**windows, **msgspec.to_builtins(comparison), "sentence": sentence}
+    return {
+        "series": str(key),
+        "before": [start, event.at],
+        "after": [event.at, end],
+        **msgspec.to_builtins(comparison),
+        "sentence": sentence,
+    }
+
+
+def _bounds_around(series: SeriesStore, event: MonitorEvent, target: str) -> tuple[float, float]:
+    """Return the notes or versions of a target before and after an event, a week away at most.
+
+    What lies within one interval of it belongs to the same occasion.
+    """
+    start = event.at - AROUND_S
+    end = event.at + AROUND_S
+    every_s = interval_of(series, target)
+    for near in series.events(start, end, target):
+        if near.kind not in _BOUNDARIES or abs(near.at - event.at) <= every_s:
+            continue
+        if near.at < event.at:
+            start = max(start, near.at)
+        else:
+            end = min(end, near.at)
+    return start, end
 
 
 def _outcome(comparison: SeriesComparison) -> str:
