@@ -303,33 +303,43 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
     """
     earlier = series.changes(target)
     every_s = interval_of(series, target)
-    start = now - WINDOW_S
     began = series_began(series, target, now + 1)
-    all_changes = []
+    all_changes: list[SeriesChange] = []
     for key in primary_keys(series, target):
         stored = [change for change in earlier if change.key == key]
-        is_older = any(change.at < start for change in stored) or bool(
-            series.points(key, 0.0, start, limit=1)
-        )
-        if is_older:
-            edge = start + SETTLED_S
-            changes = [change for change in stored if change.at < edge]
-        else:
-            edge = start
-            changes = []
-        since = max([start, *(change.at for change in changes)])
-        if began > start:
-            changes = [change for change in stored if change.at < began]
-            edge = began
-            since = began
+        edge, since = _search_window(series, key, stored, began=began, start=now - WINDOW_S)
+        changes = [change for change in stored if change.at < edge]
         # The limit counts points: the oftener a target is probed, the shorter the time.
         points = series.points(key, since, now + 1, limit=MOST)
         if len(points) >= FEWEST:
-            new = changes_in(key, points, series.events(since - DAY_S, now + 1, target), every_s)
+            events = series.events(since - DAY_S, now + 1, target)
+            new = changes_in(key, points, events, every_s)
             changes += [change for change in new if change.at >= edge]
         series.set_changes(key, changes)
         all_changes += changes
     return sorted(all_changes, key=lambda change: (change.at, change.key))
+
+
+def _search_window(
+    series: SeriesStore,
+    key: SeriesKey,
+    stored: Sequence[SeriesChange],
+    *,
+    began: float,
+    start: float,
+) -> tuple[float, float]:
+    """Return from when on changes are looked for, and from when on points are read for that.
+
+    Stored changes before the first moment stay as they are.
+    """
+    if began > start:  # another model answers since then
+        return began, began
+    has_older_changes = any(change.at < start for change in stored)
+    if not has_older_changes and not series.points(key, 0.0, start, limit=1):
+        return start, start
+    edge = start + SETTLED_S
+    settled = [change.at for change in stored if change.at < edge]
+    return edge, max([start, *settled])
 
 
 def changes_in(
