@@ -1,1 +1,1 @@
-"""Coding agents: what each is told of an endpoint, and its own configuration file."""
+"""Coding agents: how each is configured for an endpoint, at a start or in its own files."""

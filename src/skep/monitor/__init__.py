@@ -1,3 +1,3 @@
-"""Watching targets over months: when to probe, what came of it, what changed and when, and who is
-told.
+"""Watches targets over months: when to probe them, what the probes measured, what changed and
+when, and who is notified.
 """

@@ -112,7 +112,7 @@ MAX_ERROR = 200
 SPEEDS = (SeriesMetric.TOK_S, SeriesMetric.ENGINE_TOK_S, SeriesMetric.EFFECTIVE_TOK_S)
 LOOK_BACK_S = 2 * BASELINE_S  # the last three runs may lie some days back
 MISSED_BETWEEN = 50
-REFUSED_MOST = 24  # a target that has no room for so many probes in a row serves nobody
+REFUSED_MOST = 24  # a target that refuses so many probes in a row counts as down
 
 
 def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None:

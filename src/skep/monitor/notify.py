@@ -49,7 +49,7 @@ class Notice(msgspec.Struct, frozen=True):
     alert: Alert
     at: float = 0.0
     host: str = ""
-    held: int = 0  # how often it came and went in quiet hours, untold; the last time is `alert`
+    held: int = 0  # how often it opened and closed in quiet hours; the last time is `alert`
 
     @property
     def title(self) -> str:

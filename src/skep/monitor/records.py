@@ -15,7 +15,7 @@ import msgspec
 from skep.store.rows import JOINED, Count, Figure, StoredAs, finite
 
 PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway
-# the error kind of a target that is there and has no room: neither a figure nor an outage
+# The error kind of a target that answers and has no room: neither a figure nor an outage.
 BUSY = "busy"
 HOUR_S = 3600.0
 DAY_S = 86400.0
@@ -118,7 +118,7 @@ class ProbeTarget(msgspec.Struct, frozen=True):
 class ProbeOutcome(StrEnum):
     DONE = "done"
     FAILED = "failed"  # it was tried: nothing answered, or something that is no answer
-    MISSED = "missed"  # nobody was there to try: sleep, crash, switched off. Never made up later
+    MISSED = "missed"  # it was not tried: sleep, crash, switched off. Never made up later
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -237,7 +237,7 @@ class SeriesSpan(msgspec.Struct, frozen=True):
 
 
 class EventKind(StrEnum):
-    NOTE = "note"  # somebody wrote it down
+    NOTE = "note"  # written by a user
     VERSION = "version"  # of driver, engine or model: seen to have changed between two probes
     RESTART = "restart"  # the target began anew
     DOWN = "down"

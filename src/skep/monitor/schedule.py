@@ -34,7 +34,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class LastSlot(msgspec.Struct, frozen=True):
-    """How far the rows of a target have come.
+    """The last slot of a target that is covered by a row.
 
     Eras below zero are of probes by hand: they cover nothing.
     """

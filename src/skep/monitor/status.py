@@ -41,7 +41,7 @@ class TargetState(StrEnum):
     # others were there: its figures are no regression, and having no room for a probe is no fault
     BUSY = "busy"
     FAILING = "failing"  # the last probe brought no figures
-    SILENT = "silent"  # nobody probes it: the loop is away
+    SILENT = "silent"  # it is not probed: the loop does not run
 
 
 class SeriesStatus(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SHORTEST_S = 10.0
 LONGEST_S = 366 * DAY_S
 SHORTEST_TIMEOUT_S = 0.1
-CHECK_S = 10.0  # for the question that is asked when a target is added
+CHECK_S = 10.0  # for the request that is sent when a target is added
 
 
 class AddedTarget(msgspec.Struct, frozen=True):

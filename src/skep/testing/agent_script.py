@@ -1,12 +1,12 @@
-"""Which answer an agent gets: `--script FILE`, a JSON list of rules, of which the first that fits
-decides.
+"""Scripted answers for agents: `--script FILE`, a JSON list of rules, of which the first that
+matches decides.
 
     [{"name": "write", "when": {"says": "WRITE (?P<path>\\\\S+) (?P<text>\\\\S+)", "has_tools":
     true},
       "reply": {"write": {"path": "{path}", "content": "{text}"}}}]
 
-Where no rule fits, an engine answers as it does without a script. `agent_script.json` is the one
-that `--script agents` names: it does what a prompt says in capitals."""
+Where no rule matches, the engine answers as it does without a script. `--script agents` names
+`agent_script.json`, which does what a prompt says in capitals."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ SHIPPED = {"agents": Path(__file__).with_name("agent_script.json")}
 
 
 class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that is given must hold. Expressions are searched for; their groups fill the reply."""
+    """When a rule applies: all that is given must hold.
 
-    says: str | None = None  # in what the user has said since the last answer
+    Expressions are searched for; their groups fill the reply.
+    """
+
+    says: str | None = None  # in the user's messages since the last answer
     prompt_says: str | None = None  # anywhere in the prompt
-    result_says: str | None = None  # in what tools have given since then
+    result_says: str | None = None  # in the results of tools since then
     has_result: bool | None = None  # a tool has given its result since the last answer
     has_tools: bool | None = None
     above_tokens: int | None = None  # of the prompt
 
     def compile(self) -> None:
-        """Raises re.error where an expression is none."""
+        """Raise re.error for an invalid expression."""
         for expression in (self.says, self.prompt_says, self.result_says):
             if expression is not None:
                 re.compile(expression, re.DOTALL)
@@ -75,13 +78,13 @@ class NamedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is said, then what is called. `error`: `context`, in the engine's own words."""
+    """The text of a rule's answer, then its calls. `error`: `context`, in the engine's words."""
 
     text: str = ""
     thinking: str = ""
     write: FileText | None = None
     shell: str | None = None
-    delegate: str | None = None  # the order for a sub-agent
+    delegate: str | None = None  # the prompt of a sub-agent
     call: NamedCall | None = None
     error: str | None = None
     cut_after: int | None = None  # tokens after which the connection closes
@@ -106,14 +109,17 @@ class ScriptedReply(msgspec.Struct, frozen=True):
 
 
 class AgentScript:
-    """Counts what each rule has decided."""
+    """Chooses the answers of agents by rules, and counts how often each has decided."""
 
     def __init__(self, rules: tuple[AnswerRule, ...]) -> None:
         self._rules = rules
         self.decided: Counter[str] = Counter()
 
     def reply(self, turn: AgentTurn, prompt_tokens: int) -> ScriptedReply | None:
-        """Raises UserError where the client lacks the tool that the rule wants."""
+        """Return the reply of the first rule that matches; None: none does.
+
+        Raise UserError where the client lacks the tool that the rule calls.
+        """
         for place, rule in enumerate(self._rules):
             name = rule.name or f"rule-{place}"
             if rule.times is not None and self.decided[name] >= rule.times:
@@ -172,7 +178,7 @@ def with_texts(value: Any, text: Callable[[str], str]) -> Any:
 
 
 def read_script(name: str) -> tuple[AnswerRule, ...]:
-    """Return the rules of a file, or of a script that is shipped. Raises UserError."""
+    """Return the rules of a file, or of a script that is shipped. Raise UserError for bad ones."""
     path = SHIPPED.get(name) or Path(name)
     try:
         rules = msgspec.json.decode(path.read_bytes(), type=tuple[AnswerRule, ...])

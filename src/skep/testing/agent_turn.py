@@ -1,9 +1,8 @@
-"""What an agent asks in one request: the tools it offers, which it wants, and what has been said
-since the last answer.
+"""The request of an agent: the tools it offers, which one it requires, and what the user and the
+tools have said since the last answer.
 
-One form for chat completions, Anthropic's messages and OpenAI's responses. Tools that an engine
-does not run by a schema (`web_search`, `custom`) are passed over; those of a `namespace` are tools
-like others."""
+One form for chat completions, Anthropic's messages and OpenAI's responses. Tools that have no
+schema (`web_search`, `custom`) are ignored; those of a `namespace` are tools like others."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ class ToolOffer(msgspec.Struct, frozen=True):
 class AgentTurn(msgspec.Struct, frozen=True):
     tools: tuple[ToolOffer, ...]
     choice: str  # auto, none or required
-    named: str | None  # the one tool that is wanted
-    prompt: str  # everything that is said, without the tools
-    latest: str  # what the user has said since the last answer, without results of tools
-    has_result: bool  # a result of a tool came since the last answer
-    results: str = ""  # what tools have given since then
-    tools_text: str = ""  # which an engine writes into its prompt, too
+    named: str | None  # the only tool that may be called
+    prompt: str  # all messages, without the tools
+    latest: str  # the user's messages since the last answer, without results of tools
+    has_result: bool  # a tool has given a result since the last answer
+    results: str = ""  # the results of tools since then
+    tools_text: str = ""  # the tools as an engine writes them into its prompt
 
     def tool(self, name: str) -> ToolOffer | None:
         return next((tool for tool in self.tools if tool.name == name), None)
@@ -43,7 +42,7 @@ class AgentTurn(msgspec.Struct, frozen=True):
 
 @contextmanager
 def malformed_is_refused() -> Iterator[None]:
-    """Raises UserError where a part of the request has another form than the code reads."""
+    """Raise UserError where a part of the request has another form than the code reads."""
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:
@@ -51,7 +50,7 @@ def malformed_is_refused() -> Iterator[None]:
 
 
 def read_turn(fields: Mapping[str, Any], dialect: str) -> AgentTurn:
-    """Raises UserError for a request that an engine refuses."""
+    """Return the turn of a request. Raise UserError for one that an engine refuses."""
     read = {"chat": read_chat, "messages": read_messages, "responses": read_responses}[dialect]
     with malformed_is_refused():
         turn = read(fields)
@@ -107,11 +106,9 @@ def read_messages(fields: Mapping[str, Any]) -> AgentTurn:
 
 
 def read_responses(fields: Mapping[str, Any]) -> AgentTurn:
-    given = fields["input"]
-    if isinstance(given, str):
-        items = [{"role": "user", "content": given}]
-    else:
-        items = given
+    items = fields["input"]
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
     latest = since_answer(items, is_answer_item)
     tools = []
     for tool in fields.get("tools") or ():
@@ -146,8 +143,8 @@ def turn_of(
     user_parts: list[Any],
     results: list[Any],
 ) -> AgentTurn:
-    choice, named = chosen(fields.get("tool_choice"))
-    given = fields.get("tools")
+    choice, named = tool_choice_of(fields.get("tool_choice"))
+    offered_tools = fields.get("tools")
     return AgentTurn(
         tools=tuple(tools),
         choice=choice,
@@ -156,12 +153,12 @@ def turn_of(
         latest=joined(user_parts),
         has_result=bool(results),
         results=joined(results),
-        tools_text=json.dumps(given) if given else "",
+        tools_text=json.dumps(offered_tools) if offered_tools else "",
     )
 
 
 def since_answer(messages: list[Any], is_answer: Callable[[Any], bool]) -> list[Any]:
-    """Return the messages behind the model's last answer."""
+    """Return the messages after the model's last answer."""
     count = 0
     for message in reversed(messages):
         if is_answer(message):
@@ -186,8 +183,8 @@ def is_result(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "tool_result"
 
 
-def chosen(choice: Any) -> tuple[str, str | None]:
-    """Return auto, none or required, and the name of the one tool that is wanted."""
+def tool_choice_of(choice: Any) -> tuple[str, str | None]:
+    """Return auto, none or required, and the name of the only tool that may be called."""
     if isinstance(choice, dict):
         name = choice.get("name") or (choice.get("function") or {}).get("name")
         kind = choice.get("type", "auto")

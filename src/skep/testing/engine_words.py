@@ -1,5 +1,5 @@
-"""The words in which real engines refuse: `--speaks vllm` or `llama-server`, and Anthropic's shape
-of them.
+"""Refusals in the words of real engines, `--speaks vllm` or `llama-server`, also in the form that
+Anthropic's clients read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def context_refusal(speaks: str | None, dialect: str, *, prompt: int, ctx: int) -> Refusal:
-    """vLLM 0.24: entrypoints/openai/serving_engine.py; llama-server:
+    """Return the refusal of a prompt that is too long.
+
+    Its words are those of vLLM 0.24, entrypoints/openai/serving_engine.py, and of llama-server,
     tools/server/server-context.cpp.
     """
     if speaks == "vllm":
@@ -45,7 +47,7 @@ def context_refusal(speaks: str | None, dialect: str, *, prompt: int, ctx: int) 
 
 
 def output_refusal(dialect: str, *, output: int, prompt: int, ctx: int) -> Refusal:
-    """vLLM alone refuses an answer that could grow beyond the context."""
+    """Return the refusal of an answer that could outgrow the context; only vLLM refuses it."""
     words = (
         f"'max_tokens' or 'max_completion_tokens' is too large: {output}. This model's "
         f"maximum context length is {ctx} "
@@ -73,7 +75,7 @@ def vllm_refusal(words: str, dialect: str) -> Refusal:
 def plain_refusal(
     status: int, words: str, kind: str, dialect: str = "chat", *, code: Any = None
 ) -> Refusal:
-    """The fake engine's own."""
+    """Return a refusal in the fake engine's own words."""
     if dialect == "messages":
         return Refusal(status, {"type": "error", "error": {"type": kind, "message": words}})
     return Refusal(

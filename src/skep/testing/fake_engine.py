@@ -642,7 +642,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     uvloop.new_event_loop().run_until_complete(serve(options, grandchildren))
-    os._exit(0)  # open streams are cut, as an engine that is told to stop cuts them
+    os._exit(0)  # open streams are cut, as by an engine that is stopped
 
 
 async def serve(

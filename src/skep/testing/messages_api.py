@@ -37,7 +37,7 @@ def message(
 
 
 def block(part: AnswerPart, *, whole: bool) -> dict[str, Any]:
-    """Return a block with what the part says, or empty, as it begins in a stream."""
+    """Return the block of a part, whole, or empty as it begins in a stream."""
     text = part.text if whole else ""
     if part.kind == "thinking":
         return {"type": "thinking", "thinking": text, "signature": SIGNATURE if whole else ""}

@@ -1,4 +1,4 @@
-"""An answer as parts, thinking, text and calls of tools, told token by token to the encoder of a
+"""An answer as parts (thinking, text, calls of tools), encoded token by token in a client's
 dialect.
 """
 
@@ -25,11 +25,8 @@ class AnswerPart(msgspec.Struct, frozen=True):
 
 
 def parts_of(answer: FakeAnswer, head: AnswerHead) -> list[AnswerPart]:
-    """Return the parts in the order in which they are said, none of them empty."""
-    if answer.calls:
-        first_call = answer.calls[0].first
-    else:
-        first_call = len(answer.tokens)
+    """Return the parts in the order in which they are sent, none of them empty."""
+    first_call = answer.calls[0].first if answer.calls else len(answer.tokens)
     parts = [
         AnswerPart("thinking", answer.tokens[: answer.thought]),
         AnswerPart("text", answer.tokens[answer.thought : first_call]),
@@ -42,9 +39,9 @@ def parts_of(answer: FakeAnswer, head: AnswerHead) -> list[AnswerPart]:
 
 
 class PartEncoder(ABC):
-    """Call `token` for each token and `ending` once.
+    """Encodes one streamed answer: call `token` for each token and `ending` once.
 
-    A dialect says how a part begins, goes on and ends.
+    A dialect implements how a part begins, continues and ends.
     """
 
     def __init__(self, head: AnswerHead, answer: FakeAnswer, *, per_chunk: int = 1) -> None:
@@ -52,8 +49,8 @@ class PartEncoder(ABC):
         self.parts = parts_of(answer, head)
         self.produced = 0
         self._per_chunk = per_chunk
-        self._place = 0  # of the part that is being said
-        self._tokens_said = 0  # of it
+        self._place = 0  # of the part that is being sent
+        self._tokens_sent = 0  # of this part
         self._unsent: list[str] = []
 
     def token(self, text: str) -> bytes:
@@ -61,19 +58,19 @@ class PartEncoder(ABC):
         data = b""
         if self.produced == 0:
             data += self.begin_answer()
-        if self._tokens_said == 0:
+        if self._tokens_sent == 0:
             data += self.begin_part(self._place, part)
         self.produced += 1
-        self._tokens_said += 1
+        self._tokens_sent += 1
         self._unsent.append(text)
-        is_last = self._tokens_said == len(part.tokens)
+        is_last = self._tokens_sent == len(part.tokens)
         if is_last or len(self._unsent) == self._per_chunk:
             data += self.say(self._place, part, "".join(self._unsent))
             self._unsent = []
         if is_last:
             data += self.end_part(self._place, part)
             self._place += 1
-            self._tokens_said = 0
+            self._tokens_sent = 0
         return data
 
     @abstractmethod

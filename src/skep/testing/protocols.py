@@ -1,4 +1,4 @@
-"""The ways in which clients ask, by path: how each request is read and each answer written."""
+"""The protocols of clients, by path: how each request is read and each answer is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ID_BEGINNINGS = {"chat": "chatcmpl", "completions": "cmpl", "messages": "msg", "
 
 
 def parse(body: bytes, dialect: str) -> FakeRequest:
-    """Raises UserError."""
+    """Return the request. Raise UserError for one that cannot be read."""
     if dialect in ("chat", "completions"):
         return parse_request(body, chat=dialect == "chat")
     return parse_agent_request(body, dialect)

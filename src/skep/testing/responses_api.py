@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses`, in the order of events that Codex and OpenAI's libraries want."""
+"""Answers of `/v1/responses`, in the order of events that Codex and OpenAI's libraries expect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def usage(head: AnswerHead, output: int) -> dict[str, Any]:
 def response(
     head: AnswerHead, status: str, output: list[Any], tokens: int | None
 ) -> dict[str, Any]:
-    """`tokens`: None as long as nobody knows how many there will be."""
+    """Return the document of a response. `tokens`: None until their number is known."""
     return {
         "id": head.id,
         "object": "response",
@@ -47,7 +47,7 @@ def response(
 
 
 def item(head: AnswerHead, place: int, part: AnswerPart, *, whole: bool) -> dict[str, Any]:
-    """Return an item with a name that stays the same in all events of it."""
+    """Return an item, with an id that is the same in all of its events."""
     text = part.text if whole else ""
     status = "completed" if whole else "in_progress"
     content: list[dict[str, Any]] = []
@@ -93,10 +93,9 @@ class ResponsesEncoder(PartEncoder):
     _sequence = 0
 
     def begin_answer(self) -> bytes:
-        begun = response(self.head, "in_progress", [], None)
-        return self._event("response.created", response=begun) + self._event(
-            "response.in_progress", response=begun
-        )
+        empty = response(self.head, "in_progress", [], None)
+        created = self._event("response.created", response=empty)
+        return created + self._event("response.in_progress", response=empty)
 
     def begin_part(self, place: int, part: AnswerPart) -> bytes:
         empty = item(self.head, place, part, whole=False)

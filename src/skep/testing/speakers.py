@@ -51,7 +51,7 @@ def speak(words: Sequence[str], key: str, routes: RoutesOf) -> int:
         )
         return 1
     sys.stdout.flush()
-    os._exit(0)  # open streams are cut, as an engine that is told to stop cuts them
+    os._exit(0)  # open streams are cut, as by an engine that is stopped
 
 
 def run_sglang(argv: list[str]) -> int:
