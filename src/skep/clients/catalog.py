@@ -140,7 +140,8 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     write_note: str = ""
 
     def variables(self, facts: EndpointFacts) -> dict[str, str]:
-        return {name: str(value) for name, value in filled(self.env, facts).items()}
+        variables = filled(self.env, facts)
+        return {name: str(value) for name, value in variables.items()}
 
     def written_values(self, file: ConfigFile, facts: EndpointFacts) -> Values:
         """Return what belongs into a file of the client's own."""
@@ -160,8 +161,9 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def clients() -> Mapping[str, Client]:
-    text = resources.files("skep.clients").joinpath("clients.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, Client])
+    file = resources.files("skep.clients").joinpath("clients.toml")
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    return msgspec.convert(tables, dict[str, Client])
 
 
 def client_named(name: str) -> Client:
@@ -191,12 +193,17 @@ def filled(value: Any, facts: EndpointFacts) -> Any:
 
 def _filled_text(text: str, values: Mapping[str, str | int | None]) -> Any:
     """Return a text with its placeholders filled in; one that is all of it keeps its type."""
-    if text[:1] == "{" and text[1:-1] in values and text[-1:] == "}":
-        return values[text[1:-1]]
+    only_name = text[1:-1]
+    if text == f"{{{only_name}}}" and only_name in values:
+        return values[only_name]
     names = _PLACEHOLDER.findall(text)
-    if any(name in values and values[name] is None for name in names):
+    if any(values.get(name, "") is None for name in names):
         return None
-    return _PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), text)
+
+    def value_of(match: re.Match[str]) -> str:
+        return str(values.get(match[1], match[0]))
+
+    return _PLACEHOLDER.sub(value_of, text)
 
 
 def merged(values: Values, changes: Mapping[str, Any]) -> Values:

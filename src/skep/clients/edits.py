@@ -106,8 +106,10 @@ def _put_value(values: dict[str, Any], path: Path, value: Any) -> None:
 def _remove_empty_tables(values: dict[str, Any], path: Path) -> None:
     """Remove the tables above a path that hold nothing, from the innermost on."""
     for depth in range(len(path) - 1, 0, -1):
-        if value_at(values, path[:depth]) == {}:
-            del value_at(values, path[: depth - 1])[path[depth - 1]]
+        table = path[:depth]
+        if value_at(values, table) == {}:
+            outer = value_at(values, table[:-1])
+            del outer[table[-1]]
 
 
 def _set_toml(text: str, path: Path, value: Any) -> str:
@@ -117,7 +119,10 @@ def _set_toml(text: str, path: Path, value: Any) -> str:
     if start is None:
         if lines and lines[-1].strip():
             lines.append("")
-        return "\n".join([*lines, f"[{_toml_key(path[:-1])}]", line, ""])
+        table = _toml_key(path[:-1])
+        lines.append(f"[{table}]")
+        lines.append(line)
+        return _joined(lines)
     place = _toml_line(lines, start, end, path[-1])
     if place is not None:
         lines[place] = line + _toml_comment(lines[place])
@@ -125,7 +130,7 @@ def _set_toml(text: str, path: Path, value: Any) -> str:
         while end > start and not lines[end - 1].strip():
             end -= 1
         lines.insert(end, line)
-    return "\n".join([*lines, ""])
+    return _joined(lines)
 
 
 def _remove_toml(text: str, path: Path) -> str:
@@ -235,11 +240,13 @@ def _set_yaml(text: str, path: Path, value: Any) -> str:
         lines.append(line)
     else:
         lines[place] = line
-    return "\n".join([*lines, ""])
+    return _joined(lines)
 
 
 def _remove_yaml(text: str, path: Path) -> str:
-    return _joined([line for line in text.splitlines() if not line.startswith(f"{path[0]}:")])
+    beginning = f"{path[0]}:"
+    lines = text.splitlines()
+    return _joined([line for line in lines if not line.startswith(beginning)])
 
 
 FORMATS = {

@@ -50,7 +50,8 @@ def begins_anew(event: MonitorEvent) -> bool:
 
     What is derived of a series never mixes the two.
     """
-    return event.kind is EventKind.VERSION and event.detail.get("what") in ANOTHER_MODEL
+    is_version = event.kind is EventKind.VERSION
+    return is_version and event.detail.get("what") in ANOTHER_MODEL
 
 
 def model_changes(series: SeriesStore, target: str, until: float) -> list[MonitorEvent]:
@@ -228,10 +229,11 @@ def steps_of(key: SeriesKey, changes: Sequence[SeriesChange]) -> set[float]:
     Changes are looked for only in the series that stand for the target: for any other one, the
     changes of the same unit stand in.
     """
-    moments = {change.at for change in changes if change.key == key}
-    return moments or {
-        change.at for change in changes if change.key.metric.unit == key.metric.unit
-    }
+    own_moments = {change.at for change in changes if change.key == key}
+    if own_moments:
+        return own_moments
+    unit = key.metric.unit
+    return {change.at for change in changes if change.key.metric.unit == unit}
 
 
 def stepped(
@@ -242,7 +244,8 @@ def stepped(
     `values` and `steps` are oldest first.
     """
     moments = [at for at, _ in values]
-    cuts = [0, *(bisect_left(moments, step) for step in steps), len(values)]
+    places = [bisect_left(moments, step) for step in steps]
+    cuts = [0, *places, len(values)]
     band: list[Band] = []
     for place, (begin, end) in enumerate(pairwise(cuts)):
         piece = rolling_median(values[begin:end], width_s)
@@ -461,11 +464,13 @@ def compare_keys(
     series: SeriesStore, a: SeriesKey, b: SeriesKey, since: float, until: float
 ) -> SeriesComparison:
     """Compare two series, each since the present model of its target answers."""
-    begins = [max(since, series_began(series, key.target, until)) for key in (a, b)]
-    values = (
-        _values(series, key, begin, until) for key, begin in zip((a, b), begins, strict=True)
+    begin_a = max(since, series_began(series, a.target, until))
+    begin_b = max(since, series_began(series, b.target, until))
+    return versus(
+        _values(series, a, begin_a, until),
+        _values(series, b, begin_b, until),
+        more_is_better=a.metric.more_is_better,
     )
-    return versus(*values, more_is_better=a.metric.more_is_better)
 
 
 def served_model(series: SeriesStore, target: str) -> str | None:
@@ -593,13 +598,15 @@ def around_note(series: SeriesStore, event: MonitorEvent) -> list[dict[str, Any]
 
 def notes_in_words(series: SeriesStore, now: float) -> list[str]:
     """Return, in sentences, what the newest notes of 7 days have brought."""
-    notes = [event for event in series.events(now - AROUND_S, now) if event.kind is EventKind.NOTE]
+    events = series.events(now - AROUND_S, now)
+    notes = [event for event in events if event.kind is EventKind.NOTE]
     return [
         f"{comparison['series']}: {comparison['sentence']}"
-        for event in notes[-_NOTES_TOLD:]
-        for comparison in around_note(series, event)
+        for note in notes[-_NOTES_TOLD:]
+        for comparison in around_note(series, note)
     ]
 
 
 def _values(series: SeriesStore, key: SeriesKey, since: float, until: float) -> list[float]:
-    return [value for _, value in read_window(series, key, since, until).quiet(since, until)]
+    reading = read_window(series, key, since, until)
+    return [value for _, value in reading.quiet(since, until)]

@@ -40,7 +40,7 @@ def forced_call(offer: ToolOffer) -> ToolCall:
     """
     schema = offer.schema
     required = schema.get("required") or list(schema.get("properties") or ())
-    return call_of(offer, {name: sample(property_of(schema, name), schema) for name in required})
+    return call_of(offer, samples_of(required, schema))
 
 
 def write_call(offers: Iterable[ToolOffer], path: str, content: str) -> ToolCall:
@@ -92,13 +92,22 @@ def delegate_call(offers: Iterable[ToolOffer], prompt: str) -> ToolCall:
 def filled(offer: ToolOffer, arguments: dict[str, Any]) -> ToolCall:
     """Return a call with these arguments and a sample of each other one that is required."""
     schema = offer.schema
-    missing = [name for name in schema.get("required") or () if name not in arguments]
-    samples = {name: sample(property_of(schema, name), schema) for name in missing}
-    return call_of(offer, arguments | samples)
+    required = schema.get("required") or ()
+    missing = [name for name in required if name not in arguments]
+    return call_of(offer, arguments | samples_of(missing, schema))
+
+
+def samples_of(names: Iterable[str], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a small value for each of these properties."""
+    return {name: sample(property_of(schema, name), schema) for name in names}
 
 
 def call_of(offer: ToolOffer, arguments: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(offer.name, json.dumps(arguments, ensure_ascii=False), offer.namespace)
+    return ToolCall(
+        name=offer.name,
+        arguments=json.dumps(arguments, ensure_ascii=False),
+        namespace=offer.namespace,
+    )
 
 
 def first_of(names: Iterable[str], offered: Iterable[str]) -> str | None:
@@ -106,7 +115,8 @@ def first_of(names: Iterable[str], offered: Iterable[str]) -> str | None:
 
 
 def property_of(schema: Mapping[str, Any], name: str) -> Any:
-    return (schema.get("properties") or {}).get(name) or {}
+    properties = schema.get("properties") or {}
+    return properties.get(name) or {}
 
 
 def sample(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
