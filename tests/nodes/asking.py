@@ -53,7 +53,7 @@ class Agents:
         assert not self._thread.is_alive(), "requests that do not end"
 
     def until_answered(self, count, timeout_s=120.0):
-        """So many more answers than there are now."""
+        """Wait for so many more answers."""
         required = self.account.answered + count
         deadline = time.monotonic() + timeout_s
         while self.account.answered < required and time.monotonic() < deadline:

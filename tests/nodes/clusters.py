@@ -103,7 +103,10 @@ class Installation:
 
 
 def until(condition, timeout_s=PATIENCE_S, every_s=0.2):
-    """What another process does has no event here. The last value, true or not."""
+    """Wait until a condition holds: what another process does has no event here.
+
+    Return its last value, true or not.
+    """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(every_s)
@@ -111,22 +114,22 @@ def until(condition, timeout_s=PATIENCE_S, every_s=0.2):
 
 
 def processes(words, folder):
-    """Pids of processes whose command line has these words and whose environment names that
+    """Return the processes whose command line has these words and whose environment names that
     folder.
     """
-    names = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             line = (path / "cmdline").read_bytes().replace(b"\0", b" ")
             if words.encode() in line and str(folder).encode() in (path / "environ").read_bytes():
-                names.append(int(path.name))
+                pids.append(int(path.name))
         except OSError:
             continue
-    return names
+    return pids
 
 
 def worker_of(engine_pid):
-    """The process of Ray that keeps this engine: its guard's parent."""
+    """Return the process of Ray that keeps this engine: its guard's parent."""
     return _parent(_parent(engine_pid))
 
 
@@ -156,7 +159,9 @@ def chat(url, **fields):
 
 
 def engines_left():
-    """Engines that an actor of ours started, by what their guards wrote into their environment."""
+    """Return the engines that an actor of ours started, by what their guards wrote into their
+    environment.
+    """
     mark = f"{os.environ['XDG_STATE_HOME']}/skep/logs/posts/"
     pids = []
     for pid in (path.name for path in Path("/proc").glob("[0-9]*")):

@@ -37,7 +37,7 @@ _SETUP = 'hostname "$0" && ip link set lo up && exec "$1" -S -c "$2"'
 
 @cache
 def cannot():
-    """Why there can be no such machines here; None: there can."""
+    """Return why there can be no such machines here; None: there can."""
     for tool in ("ip", "unshare", "nsenter", "hostname", "ss"):
         if shutil.which(tool) is None:
             return f"machines of namespaces need `{tool}`"
@@ -50,9 +50,7 @@ def cannot():
 
 
 class Box:
-    """Namespaces, and the process that holds them:
-    when it ends, all that runs in them is killed.
-    """
+    """Namespaces, and the process that holds them: when it ends, all that runs in them is killed."""
 
     def __init__(self, name):
         self.name = name
@@ -78,14 +76,14 @@ class Box:
         return ["nsenter", f"--target={self.pid}", *_SPACES, "--", *argv]
 
     def sh(self, line):
-        """In its network only: process numbers are ours."""
+        """Run a command in its network only: process numbers are ours."""
         argv = ["nsenter", f"--target={self.pid}", "--net", "--", *line.split()]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=20)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         return done.stdout
 
     def close(self):
-        """As when the power goes: every process is killed at once."""
+        """Kill every process at once, as when the power fails."""
         with contextlib.suppress(OSError):
             self._holder.stdin.close()
         self._holder.stdout.close()
@@ -117,7 +115,7 @@ class Machine(Installation):
         return done
 
     def cluster(self, *args, stdin=None):
-        """`skep cluster start` or `join`; what was said."""
+        """Run `skep cluster start` or `join`. Return what it writes on stderr."""
         for _ in range(RAY_TRIES):
             done = self.run("cluster", *args, check=False, stdin=stdin)
             if done.returncode == 0 or "Ray did not start" not in done.stderr:
@@ -126,7 +124,7 @@ class Machine(Installation):
         return done.stderr
 
     def processes(self, words):
-        """Command lines, by the numbers that they have inside."""
+        """Return the command lines that have these words, by their process numbers inside."""
         result = subprocess.run(
             self.box.inside("ps", "-eo", "pid=,args="), capture_output=True, text=True, timeout=20
         )
@@ -134,24 +132,24 @@ class Machine(Installation):
         return {int(pid): line for pid, _, line in rows if words in line}
 
     def kill_all(self):
-        """Every process on it; the machine itself stays."""
+        """Kill every process on it; the machine itself stays."""
         subprocess.run(self.box.inside("kill", "-9", "-1"), timeout=20, check=False)
 
     def listeners(self):
-        """(address, port) of every TCP listener."""
+        """Return address and port of every TCP listener."""
         rows = [line.split()[3].rpartition(":") for line in self.box.sh("ss -Hltn").splitlines()]
         return {(address.strip("[]").partition("%")[0], int(port)) for address, _, port in rows}
 
     def engines(self):
-        """Process numbers of the engines that run here."""
+        """Return the process numbers of the engines that run here."""
         servers = self.processes("-m skep.engines.embedded_server")
         return {
             pid for pid, line in servers.items() if "skep.supervisor.process_guard" not in line
         }
 
     def reaches(self, machine):
-        """Those of the other's listeners, wherever they are bound, that a connection from here is
-        accepted by.
+        """Return the ports of another machine that accept a connection from here, wherever they
+        are bound.
         """
         return {
             port
@@ -176,7 +174,7 @@ class Machine(Installation):
 
 
 class AgentsAt(Agents):
-    """They ask from inside a machine: its gateway listens on its loopback."""
+    """Agents inside a machine, whose gateway listens on its loopback."""
 
     def __init__(self, machine, count, **options):
         super().__init__(machine.url, count, **options)
@@ -212,7 +210,7 @@ class Room:
         return machine
 
     def pull(self, name):
-        """The cable: nothing is closed, nobody is told."""
+        """Pull the cable: no connection is closed."""
         self._switch.sh(f"ip link set to-{name} down")
 
     def plug(self, name):
@@ -225,7 +223,7 @@ class Room:
 
 
 def within(box, call):
-    """What `call` returns, with sockets of that machine."""
+    """Return what `call` returns in a thread whose sockets are those of that machine."""
     answer = []
 
     def run():
@@ -253,7 +251,7 @@ def _accepts(machine, port):
 
 
 def _enter(box):
-    """This thread, for the rest of its life."""
+    """Put this thread into the network of a machine, for the rest of its life."""
     with open(f"/proc/{box.pid}/ns/net") as space:
         if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -144,7 +144,7 @@ def test_a_model_by_name_is_planned_for_the_kind_of_node_that_is_fastest(
     nodes, mixed, install, weights
 ):
     installation = install()
-    refused = installation.run(
+    planned = installation.run(
         "up",
         "qwen3-8b",
         "--engine",
@@ -158,13 +158,13 @@ def test_a_model_by_name_is_planned_for_the_kind_of_node_that_is_fastest(
         "-d",
         check=False,
     )
-    assert refused.returncode == 0, refused.stderr
+    assert planned.returncode == 0, planned.stderr
     kinds = {"twin": f"2x {TWIN}", "big": f"1x {BIG}"}
     ((name, kind), (_, second_kind)) = sorted(
-        kinds.items(), key=lambda item: f"planned for {item[1]}" not in refused.stderr
+        kinds.items(), key=lambda item: f"planned for {item[1]}" not in planned.stderr
     )
-    assert f"planned for {kind} ({name})" in refused.stderr
-    assert f"warning: {second_kind} is left out" in refused.stderr
+    assert f"planned for {kind} ({name})" in planned.stderr
+    assert f"warning: {second_kind} is left out" in planned.stderr
     assert {row["node"] for row in replicas(installation).values()} == {name}
 
 
