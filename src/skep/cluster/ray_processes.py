@@ -295,7 +295,7 @@ def folder_of(paths: Paths) -> Path:
     Ray makes it public, so its parent is private; sockets in it need short paths.
     """
     mark = paths.runtime.name.rpartition("-")[2]
-    return Path(f"/tmp/skep-ray-{os.getuid()}-{mark}/r")  # noqa: S108 - made private by who uses it
+    return Path(f"/tmp/skep-ray-{os.getuid()}-{mark}/r")  # noqa: S108 - its user makes it private
 
 
 def read_node(paths: Paths) -> NodeRecord | None:

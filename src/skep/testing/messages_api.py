@@ -85,7 +85,7 @@ class MessagesEncoder(PartEncoder):
             signed = self._delta(place, {"type": "signature_delta", "signature": SIGNATURE})
         return signed + event({"type": "content_block_stop", "index": place})
 
-    def ending(self, finish: str, timings: dict[str, Any]) -> bytes:  # noqa: ARG002  # not part of it
+    def ending(self, finish: str, timings: dict[str, Any]) -> bytes:  # noqa: ARG002
         stop = {"stop_reason": STOP_REASONS[finish], "stop_sequence": None}
         last = {"type": "message_delta", "delta": stop, "usage": usage(self.head, self.produced)}
         return event(last) + event({"type": "message_stop"})

@@ -119,7 +119,7 @@ class ResponsesEncoder(PartEncoder):
         whole = item(self.head, place, part, whole=True)
         return data + self._event("response.output_item.done", output_index=place, item=whole)
 
-    def ending(self, finish: str, timings: dict[str, Any]) -> bytes:  # noqa: ARG002  # not part of it
+    def ending(self, finish: str, timings: dict[str, Any]) -> bytes:  # noqa: ARG002
         status = status_of(finish)
         items = [item(self.head, place, part, whole=True) for place, part in enumerate(self.parts)]
         return self._event(
