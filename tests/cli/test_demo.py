@@ -14,8 +14,8 @@ from hive_client import eventually
 from forked_processes import alive
 from skep.bench import demo as measuring
 from skep.bench.summary import summarise
+from skep.cli import demo_page
 from skep.host.processes import descendants
-from skep.report import demo
 from skep.store.records import ClientSample, Request
 
 FIGURE = re.compile(r"\d (tok/s|s|ms|min)\b|\d×")
@@ -27,7 +27,7 @@ def test_every_line_with_a_simulated_figure_says_so_and_nothing_is_left(
     small = {"DEMO_LEVELS": {4: 8, 8: 16}, "DEMO_TOKENS": 128, "DEMO_TASKS": 6}
     for name, value in small.items():
         monkeypatch.setattr(measuring, name, value)
-        monkeypatch.setattr(demo, name, value)
+        monkeypatch.setattr(demo_page, name, value)
     before = {*Path(tempfile.gettempdir()).glob("skep-demo-*")}
     done = skep("demo", check=0)
     real, simulated = done.stdout.split("(real)\n")
@@ -94,7 +94,10 @@ def summary_of(*levels, limited=False, failed=False):
 )
 def test_a_figure_that_would_mislead_is_left_out_with_the_reason(how, why):
     summary = summary_of(1, 4, **how)
-    for line in (demo._level_line("skep", summary.levels[-1]), demo._swarm_line(summary)):
+    for line in (
+        demo_page._level_line("skep", summary.levels[-1]),
+        demo_page._swarm_line(summary),
+    ):
         assert line.startswith("SIMULATED")
         assert "left out" in line
         assert why in line

@@ -75,7 +75,7 @@ def run_demo(output: OutputFile) -> None:
     store.
     """
     from skep.bench.demo import DEMO_SCALE
-    from skep.report.demo import DEMO_MODEL, demonstrate
+    from skep.cli.demo_page import DEMO_MODEL, demonstrate
     from skep.supervisor.control import start_detached
 
     output = output.checked(suffixes=HTML)
