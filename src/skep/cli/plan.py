@@ -143,7 +143,7 @@ def plan(
     from skep.report.plan import plan_page, print_plan
 
     if not as_json:
-        print_plan(answer, more=more, commands=commands)
+        print_plan(answer, in_full=more, commands=commands)
     if html is not None:
         html.write(plan_page(document(answer)))
         note(f"wrote {html}")

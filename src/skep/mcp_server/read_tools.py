@@ -84,11 +84,11 @@ async def ask_models(url: str, key: str | None) -> dict[str, dict[str, Any]]:
     except WireFailure as failure:
         hint = f"is a server running at {url}? `skep up -d` on the shell starts one"
         raise EndpointError(str(failure), hint=hint) from None
-    told = (
+    facts_by_model = (
         (name, entry.get("skep"))
         for name, entry in models_of(answer, url, key_given=bool(key)).items()
     )
-    return {name: facts if isinstance(facts, dict) else {} for name, facts in told}
+    return {name: facts if isinstance(facts, dict) else {} for name, facts in facts_by_model}
 
 
 class ReadTools:
@@ -106,14 +106,14 @@ class ReadTools:
 
         def describe(name: str, facts: dict[str, Any]) -> Answer:
             levels, run_id = self._measured(name, simulated=bool(facts.get("simulated")))
-            told = {
+            known_facts = {
                 key: facts.get(key)
                 for key in ("slots", "replicas", "engine", "simulated", "state")
             }
             load = {key: figures.get(name, {}).get(key) for key in ("busy", "queued")}
             return {
                 "model": name,
-                **told,
+                **known_facts,
                 **load,
                 "measured": levels or None,
                 "measured_run": run_id,
@@ -132,9 +132,9 @@ class ReadTools:
     def _figures(self, url: str) -> dict[str, dict[str, Any]]:
         """The load of each model, as the gateway of this machine tells it."""
         with contextlib.suppress(NotRunning):
-            told = self._place.hive_status()
-            if str(told["url"]) == url:
-                return dict((told.get("gateway") or {}).get("models", {}))
+            status = self._place.hive_status()
+            if str(status["url"]) == url:
+                return dict((status.get("gateway") or {}).get("models", {}))
         return {}
 
     def _measured(self, model: str, *, simulated: bool) -> tuple[list[Answer], str | None]:

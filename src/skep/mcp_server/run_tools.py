@@ -163,11 +163,13 @@ class RunTools:
         )
 
         def read() -> list[Task]:
-            found = Path(_absolute("path", path))
+            task_file = Path(_absolute("path", path))
             if order.output is not None:
-                check_output_free(self._place.paths, Path(order.output), found, overwrite=False)
+                check_output_free(
+                    self._place.paths, Path(order.output), task_file, overwrite=False
+                )
             return read_tasks(
-                found, template=template, system=system, schema=schema, max_tokens=max_tokens
+                task_file, template=template, system=system, schema=schema, max_tokens=max_tokens
             )
 
         return await self._dispatch(
@@ -201,21 +203,21 @@ class RunTools:
         task with a schema), error. If an answer was cut, `cut` is the length of the whole answer;
         swarm_result returns it. Works while the run is in progress."""
         size = min(max(1, page_size), MOST_ROWS)
-        most = min(max(1, chars_per_answer), MOST_CHARS)
+        max_chars = min(max(1, chars_per_answer), MOST_CHARS)
         ending = None if only == "all" else TaskEnding(only)
         with self._place.runs() as runs:
-            found = runs.run(run)
-            results = runs.results(found.id, offset=(page - 1) * size, limit=size, ending=ending)
-        counts = {"done": found.counts.done, "failed": found.counts.failed}
+            stored = runs.run(run)
+            results = runs.results(stored.id, offset=(page - 1) * size, limit=size, ending=ending)
+        counts = {"done": stored.counts.done, "failed": stored.counts.failed}
         matching = sum(counts.values()) if only == "all" else counts[only]  # on all pages
         return {
-            "run": found.id,
-            "state": found.state.value,
-            "results": [_result_row(result, most) for result in results],
+            "run": stored.id,
+            "state": stored.state.value,
+            "results": [_result_row(result, max_chars) for result in results],
             "page": page,
             "pages": -(-matching // size),
             "matching": matching,
-            "left": found.counts.left,
+            "left": stored.counts.left,
             "next_page": page + 1 if page * size < matching else None,
         }
 
@@ -225,19 +227,19 @@ class RunTools:
         """Return one whole result: the answer (up to 20,000 characters), tries, tokens, seconds,
         and the error if the task failed."""
         with self._place.runs() as runs:
-            found = runs.run(run)
-            known = runs.task(found.id, task)
-            result = runs.result(found.id, known.id)
+            stored = runs.run(run)
+            stored_task = runs.task(stored.id, task)
+            result = runs.result(stored.id, stored_task.id)
         if result is None:
             raise UserError(
-                f"task `{known.id}` of run `{found.id}` has no result yet",
+                f"task `{stored_task.id}` of run `{stored.id}` has no result yet",
                 hint="swarm_wait waits for it",
             )
-        told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
+        fields = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
         return {
-            "run": found.id,
+            "run": stored.id,
             **_result_row(result, WHOLE_CHARS),
-            **{name: getattr(result, name) for name in told},
+            **{name: getattr(result, name) for name in fields},
             "seconds": round(result.ended_at - result.started_at, 2),
         }
 
@@ -246,18 +248,18 @@ class RunTools:
 
         Finished results are kept and can be fetched; swarm_resume continues with the rest.
         """
-        found = await asyncio.to_thread(self._place.run, run)
-        if found.state is not SwarmRunState.DONE:
-            await asyncio.to_thread(cancel, self._place.paths, found.id)
-        return await asyncio.to_thread(self._standing, found.id)
+        stored = await asyncio.to_thread(self._place.run, run)
+        if stored.state is not SwarmRunState.DONE:
+            await asyncio.to_thread(cancel, self._place.paths, stored.id)
+        return await asyncio.to_thread(self._standing, stored.id)
 
     async def swarm_resume(self, run: Run) -> Answer:
         """Continue a run that was cancelled or whose process died: only tasks without a result are
         run. Failed tasks keep their error; use swarm_retry for them."""
-        found = await asyncio.to_thread(self._place.run, run)
-        if found.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
-            await asyncio.to_thread(self._begin, found)
-        return await asyncio.to_thread(self._standing, found.id)
+        stored = await asyncio.to_thread(self._place.run, run)
+        if stored.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
+            await asyncio.to_thread(self._begin, stored)
+        return await asyncio.to_thread(self._standing, stored.id)
 
     async def swarm_retry(self, run: Run, agents: Agents = None) -> Answer:
         """Dispatch the failed tasks of a run again, as a new run with the same task ids. Use it
@@ -268,17 +270,17 @@ class RunTools:
             with self._place.runs() as runs:
                 return runs.run(run), failed_tasks(runs, run)
 
-        found, tasks = await asyncio.to_thread(failed)
-        order = replace(found.options, agents=agents or found.options.agents, output=None)
-        return await self._dispatch(tasks, found.model, order, f"retry of {found.id}")
+        stored, tasks = await asyncio.to_thread(failed)
+        order = replace(stored.options, agents=agents or stored.options.agents, output=None)
+        return await self._dispatch(tasks, stored.model, order, f"retry of {stored.id}")
 
     def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Answer:
         """List the newest runs, including those of other clients and of the command line: id,
         name, state, counts.
         """
         with read_store(self._place.paths.store) as store:
-            found = SwarmStore(store).runs(limit)
-        return {"runs": [_progress(as_it_stands(self._place.paths, run)) for run in found]}
+            newest = SwarmStore(store).runs(limit)
+        return {"runs": [_progress(as_it_stands(self._place.paths, run)) for run in newest]}
 
     async def _dispatch(
         self, tasks: list[Task], model: str | None, order: SwarmRunOptions, name: str
@@ -294,11 +296,13 @@ class RunTools:
             raise EndpointError(
                 f"nothing was dispatched: {error.message}", hint=error.hint
             ) from None
-        told = replace(order, key_env=place.key_env)
+        options = replace(order, key_env=place.key_env)
 
         def begin() -> str:
             with open_store(place.paths.store) as store:
-                run_id = create_run(store, tasks, told, url=url, model=endpoint.model, name=name)
+                run_id = create_run(
+                    store, tasks, options, url=url, model=endpoint.model, name=name
+                )
                 run = SwarmStore(store).run(run_id)
             self._begin(run)
             return run_id
@@ -322,48 +326,50 @@ class RunTools:
         """Until the run has ended or the time is up; `ctx` hears of its progress."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + seconds
-        told = 0.0
+        reported = 0.0
         tell_at = loop.time()
         while True:
-            found = await asyncio.to_thread(self._place.run, run)
+            stored = await asyncio.to_thread(self._place.run, run)
             now = loop.time()
-            counts = found.counts
-            if found.state is not SwarmRunState.RUNNING or now >= ends:
-                return await asyncio.to_thread(self._standing, found.id)
+            counts = stored.counts
+            if stored.state is not SwarmRunState.RUNNING or now >= ends:
+                return await asyncio.to_thread(self._standing, stored.id)
             if now >= tell_at:
-                told = max(round(told + 0.001, 3), counts.done + counts.failed)
+                reported = max(round(reported + 0.001, 3), counts.done + counts.failed)
                 tell_at = now + TELL_S
                 words = (
                     f"{counts.done} of {counts.total} done, {counts.failed} failed, "
                     f"{counts.left} left"
                 )
-                await ctx.report_progress(told, counts.total, words)
+                await ctx.report_progress(reported, counts.total, words)
             await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
 
     def _standing(self, run: str) -> Answer:
         """How a run stands, its speed, some failures, and the next step."""
-        found = self._place.run(run)
-        running = found.state is SwarmRunState.RUNNING
+        stored = self._place.run(run)
+        running = stored.state is SwarmRunState.RUNNING
         # None: the process was killed, and nobody knows when.
-        until = time.time() if running else found.ended_at
-        answer = _progress(found)
+        until = time.time() if running else stored.ended_at
+        answer = _progress(stored)
         answer["next"] = NEXT_STEPS[answer["state"]]
-        answer["seconds"] = None if until is None else round(max(0.0, until - found.created_at), 1)
-        if found.state is SwarmRunState.STOPPED and found.error is None:
-            answer["error"] = last_error(self._place.paths, found.id)
+        answer["seconds"] = (
+            None if until is None else round(max(0.0, until - stored.created_at), 1)
+        )
+        if stored.state is SwarmRunState.STOPPED and stored.error is None:
+            answer["error"] = last_error(self._place.paths, stored.id)
         with self._place.runs() as runs:
-            failed = runs.results(found.id, ending=TaskEnding.FAILED, limit=SHOWN_FAILURES)
+            failed = runs.results(stored.id, ending=TaskEnding.FAILED, limit=SHOWN_FAILURES)
             answer["failures"] = [
-                {"task": one.task, "error": _error(one)} for one in failed
+                {"task": result.task, "error": _error(result)} for result in failed
             ] or None
-            answer |= _speed(runs, found, until)
-            told = [
+            answer |= _speed(runs, stored, until)
+            sessions = [
                 fact
-                for session, _, _, fact in runs.facts(found.id, "endpoint")
-                if session == found.sessions
+                for session, _, _, fact in runs.facts(stored.id, "endpoint")
+                if session == stored.sessions
             ]
-        if running and told and not told[-1].get("up", True):
-            why = f"skep waits for it: {told[-1].get('why') or 'no reason is known'}"
+        if running and sessions and not sessions[-1].get("up", True):
+            why = f"skep waits for it: {sessions[-1].get('why') or 'no reason is known'}"
             answer |= {
                 "left_s": None,
                 "error": f"the endpoint does not answer at the moment; {why}",
@@ -397,7 +403,7 @@ def _error(result: TaskResult) -> str:
     return shortened(result.error or result.error_kind or "", ERROR_CHARS)
 
 
-def _result_row(result: TaskResult, most: int) -> Answer:
+def _result_row(result: TaskResult, max_chars: int) -> Answer:
     """A value that is too long is shown as the beginning of its JSON.
 
     `cut`: the characters of the whole answer.
@@ -408,10 +414,13 @@ def _result_row(result: TaskResult, most: int) -> Answer:
         text = result.answer
     else:
         text = json.dumps(result.value, ensure_ascii=False)
-    if result.value is not None and text is not None and len(text) <= most:
+    if result.value is not None and text is not None and len(text) <= max_chars:
         row["value"] = result.value
     elif text is not None:
-        row |= {"answer": shortened(text, most), "cut": len(text) if len(text) > most else None}
+        row |= {
+            "answer": shortened(text, max_chars),
+            "cut": len(text) if len(text) > max_chars else None,
+        }
     return {**row, "error": None if ok else _error(result)}
 
 
@@ -420,12 +429,14 @@ def _speed(runs: SwarmStore, run: SwarmRun, until: float | None) -> dict[str, fl
     sessions = runs.session_rows(run.id)
     if not sessions or until is None:
         return {}
-    took = until - sessions[-1].started_at
+    lasted_s = until - sessions[-1].started_at
     settled, tokens = runs.settled_since(run.id, sessions[-1].started_at)
-    if not settled or took <= 0:
+    if not settled or lasted_s <= 0:
         return {}
     running = run.state is SwarmRunState.RUNNING
     return {
-        "tok_s": None if tokens is None else round(tokens / took, 1),
-        "left_s": round(run.counts.left * took / settled, 1) if running else None,  # an estimate
+        "tok_s": None if tokens is None else round(tokens / lasted_s, 1),
+        "left_s": round(run.counts.left * lasted_s / settled, 1)
+        if running
+        else None,  # an estimate
     }

@@ -40,13 +40,13 @@ class SkepTool(Tool):
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> Any:
-        known = list(self.parameters.get("properties", {}))
-        if unknown := [name for name in arguments if name not in known]:
-            near = get_close_matches(unknown[0], known, 1)
+        names = list(self.parameters.get("properties", {}))
+        if unknown := [name for name in arguments if name not in names]:
+            near = get_close_matches(unknown[0], names, 1)
             if near:
                 hint = f"did you mean `{near[0]}`?"
             else:
-                hint = f"it takes: {', '.join(known) or 'nothing'}"
+                hint = f"it takes: {', '.join(names) or 'nothing'}"
             raise ToolError(
                 error_text(f"{self.name} has no argument `{unknown[0][:_SAID]}`", hint)
             )
@@ -56,10 +56,13 @@ class SkepTool(Tool):
             raise ToolError(describe_error(error.__cause__ or error)) from error
         if not isinstance(answer, CallToolResult) or answer.structured_content is None:
             return answer
-        kept = without_unknown(answer.structured_content)
-        text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+        content = without_unknown(answer.structured_content)
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         return answer.model_copy(
-            update={"structured_content": kept, "content": [TextContent(type="text", text=text)]}
+            update={
+                "structured_content": content,
+                "content": [TextContent(type="text", text=text)],
+            }
         )
 
 
@@ -71,12 +74,12 @@ def make_tool(
         read_only_hint=reads, destructive_hint=destroys, open_world_hint=False
     )
     text = " ".join((function.__doc__ or "").split())
-    made = SkepTool.from_function(
+    tool = SkepTool.from_function(
         function, title=title, description=text, annotations=annotations, structured_output=True
     )
-    assert isinstance(made, SkepTool)
-    made.parameters = compact_schema(made.parameters)
-    return made
+    assert isinstance(tool, SkepTool)
+    tool.parameters = compact_schema(tool.parameters)
+    return tool
 
 
 def error_text(message: str, hint: str | None) -> str:
@@ -88,10 +91,10 @@ def describe_error(error: BaseException) -> str:
         return error_text(error.message, error.hint)
     if isinstance(error, ValidationError):
         faults = []
-        for one in error.errors()[:5]:
-            where = ".".join(map(str, one["loc"]))
-            said = one["msg"][:1].lower() + one["msg"][1:]
-            faults.append(f"`{where}` is {str(one['input'])[:_SAID]!r}: {said}")
+        for fault in error.errors()[:5]:
+            where = ".".join(map(str, fault["loc"]))
+            reason = fault["msg"][:1].lower() + fault["msg"][1:]
+            faults.append(f"`{where}` is {str(fault['input'])[:_SAID]!r}: {reason}")
         return error_text("; ".join(faults), "see the input schema of the tool")
     if isinstance(error, ToolError):
         return str(error)
@@ -108,10 +111,13 @@ def describe_error(error: BaseException) -> str:
 def without_unknown(value: Any) -> Any:
     """Without what is None in our own objects. What a model has answered stays as it is."""
     if isinstance(value, dict):
-        known = {key: one for key, one in value.items() if one is not None}
-        return {key: one if key == "value" else without_unknown(one) for key, one in known.items()}
+        fields = {key: field for key, field in value.items() if field is not None}
+        return {
+            key: field if key == "value" else without_unknown(field)
+            for key, field in fields.items()
+        }
     if isinstance(value, list):
-        return [without_unknown(one) for one in value]
+        return [without_unknown(element) for element in value]
     return value
 
 
@@ -120,18 +126,18 @@ def compact_schema(schema: Any) -> Any:
     says nothing new.
     """
     if isinstance(schema, list):
-        return [compact_schema(one) for one in schema]
+        return [compact_schema(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {
-        key: compact_schema(one)
-        for key, one in schema.items()
-        if key != "title" or not isinstance(one, str)
+    slim = {
+        key: compact_schema(part)
+        for key, part in schema.items()
+        if key != "title" or not isinstance(part, str)
     }
-    kinds = [one for one in kept.get("anyOf", ()) if one != {"type": "null"}]
+    kinds = [part for part in slim.get("anyOf", ()) if part != {"type": "null"}]
     if len(kinds) == 1:
-        kept = {**{key: one for key, one in kept.items() if key != "anyOf"}, **kinds[0]}
-    return {key: one for key, one in kept.items() if key != "default" or one is not None}
+        slim = {**{key: part for key, part in slim.items() if key != "anyOf"}, **kinds[0]}
+    return {key: part for key, part in slim.items() if key != "default" or part is not None}
 
 
 # What a client that went away in the middle of a call leaves behind: nobody reads on.
@@ -139,7 +145,7 @@ GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 def make_server(place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S) -> MCPServer[Any]:
-    made: MCPServer[Any] = MCPServer(
+    server: MCPServer[Any] = MCPServer(
         "skep",
         title="skep: a swarm of agents on a local model",
         instructions=_text("instructions.txt"),
@@ -154,8 +160,8 @@ def make_server(place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S)
     described = (
         "How to split a goal into tasks for the local swarm, run them and merge the results."
     )
-    made.prompt(name="swarm", title="Run a swarm", description=described)(swarm)
-    return made
+    server.prompt(name="swarm", title="Run a swarm", description=described)(swarm)
+    return server
 
 
 def _text(name: str) -> str:

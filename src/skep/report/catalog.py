@@ -83,57 +83,63 @@ _VALUES: tuple[Column[tuple[str, Any, ValueOrigin | None]], ...] = (
 
 
 CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
-    _left("hub", "CHECKPOINT", lambda one: one.hub),
-    _left("format", "FORMAT", lambda one: " ".join(QUANTS[name].title for name in one.formats)),
-    _left("engines", "ENGINES", lambda one: " ".join(one.engines)),
-    Column("gb", "GB", lambda one: one.disk_gb, partial(number, digits=1)),
+    _left("hub", "CHECKPOINT", lambda checkpoint: checkpoint.hub),
+    _left(
+        "format",
+        "FORMAT",
+        lambda checkpoint: " ".join(QUANTS[name].title for name in checkpoint.formats),
+    ),
+    _left("engines", "ENGINES", lambda checkpoint: " ".join(checkpoint.engines)),
+    Column("gb", "GB", lambda checkpoint: checkpoint.disk_gb, partial(number, digits=1)),
     _left(
         "has",
         "HAS",
-        lambda one: " ".join(w for w in ("mtp", "vision", "gated") if getattr(one, w)),
+        lambda checkpoint: " ".join(
+            w for w in ("mtp", "vision", "gated") if getattr(checkpoint, w)
+        ),
         rank=1,
     ),
-    _left("sure", "SURE", lambda one: one.origin.confidence, rank=1),
+    _left("sure", "SURE", lambda checkpoint: checkpoint.origin.confidence, rank=1),
 )
 
 
-def print_device(found: Device) -> None:
-    _print_values(f"{found.id}: {found.title}, {found.vendor}, {found.arch}", found)
+def print_device(card: Device) -> None:
+    _print_values(f"{card.id}: {card.title}, {card.vendor}, {card.arch}", card)
 
 
-def print_model(found: Geometry) -> None:
-    if found.estimated:
+def print_model(model: Geometry) -> None:
+    if model.estimated:
         guess = ", estimated from its parameter counts"
     else:
         guess = ""
-    _print_values(f"{found.id}: {found.title}{guess}", found)
-    kept = {"KV of a token, 16 bit": f"{found.kv_bytes_per_token(2):,.0f} B"}
-    if found.sliding_layers:
-        kept["KV of the full windows of a sequence"] = format_bytes(
-            round(found.window_bytes(float("inf"), 2))
+    _print_values(f"{model.id}: {model.title}{guess}", model)
+    sizes = {"KV of a token, 16 bit": f"{model.kv_bytes_per_token(2):,.0f} B"}
+    if model.sliding_layers:
+        sizes["KV of the full windows of a sequence"] = format_bytes(
+            round(model.window_bytes(float("inf"), 2))
         )
-    if found.linear_layers:
-        kept["state of a sequence"] = format_bytes(round(found.state_bytes))
-    kept |= {
-        f"weights as {QUANTS[q].title}": format_bytes(size) for q, size in _sizes(found).items()
+    if model.linear_layers:
+        sizes["state of a sequence"] = format_bytes(round(model.state_bytes))
+    sizes |= {
+        f"weights as {QUANTS[q].title}": format_bytes(size) for q, size in _sizes(model).items()
     }
     print()  # noqa: T201
     columns: list[Column[Any]] = [
         _left("kept", "KEPT", itemgetter(0)),
         Column("bytes", "BYTES", itemgetter(1)),
     ]
-    print_records(columns, list(kept.items()))
-    if checkpoints := checkpoints_of(found.id):
+    print_records(columns, list(sizes.items()))
+    if checkpoints := checkpoints_of(model.id):
         print()  # noqa: T201
         print_records(CHECKPOINTS, checkpoints)
 
 
-def _print_values(title: str, found: Device | Geometry) -> None:
+def _print_values(title: str, entry: Device | Geometry) -> None:
     print(title)  # noqa: T201
-    origins = found.origins
+    origins = entry.origins
     print_records(
         _VALUES,
-        [(k, v, origins.get(k) or origins.get("geometry")) for k, v in _values(found).items()],
+        [(k, v, origins.get(k) or origins.get("geometry")) for k, v in _values(entry).items()],
     )
 
 
@@ -149,69 +155,69 @@ def _shown(value: Any) -> str:
     return f"{value:,}"
 
 
-def _values(found: Device | Geometry) -> dict[str, Any]:
+def _values(entry: Device | Geometry) -> dict[str, Any]:
     """Return what is known: no unknowns, no zeros that stand for `has none`."""
     skipped = ("id", "title", "vendor", "arch", "aliases", "origins")
-    told = {
-        field.name: getattr(found, field.name)
-        for field in fields(found)
+    values = {
+        field.name: getattr(entry, field.name)
+        for field in fields(entry)
         if field.name not in skipped
     }
-    return {name: value for name, value in told.items() if value not in (None, 0, (), False)}
+    return {name: value for name, value in values.items() if value not in (None, 0, (), False)}
 
 
-def device_document(found: Device) -> dict[str, Any]:
-    head = {"id": found.id, "title": found.title, "vendor": found.vendor, "arch": found.arch}
-    return {**head, **_values(found), "origins": to_builtins(dict(found.origins))}
+def device_document(card: Device) -> dict[str, Any]:
+    head = {"id": card.id, "title": card.title, "vendor": card.vendor, "arch": card.arch}
+    return {**head, **_values(card), "origins": to_builtins(dict(card.origins))}
 
 
-def model_document(found: Geometry) -> dict[str, Any]:
+def model_document(model: Geometry) -> dict[str, Any]:
     return {
-        "id": found.id,
-        "title": found.title,
-        "aliases": found.aliases,
-        **_values(found),
-        "checkpoints": to_builtins(checkpoints_of(found.id)),
-        "parts": asdict(parts_of(found)),
-        "kv_bytes_per_token": found.kv_bytes_per_token(2),
-        "window_bytes": found.window_bytes(float("inf"), 2) if found.sliding_layers else 0,
-        "state_bytes": found.state_bytes,
-        "weights_bytes": _sizes(found),
-        "origins": to_builtins(dict(found.origins)),
+        "id": model.id,
+        "title": model.title,
+        "aliases": model.aliases,
+        **_values(model),
+        "checkpoints": to_builtins(checkpoints_of(model.id)),
+        "parts": asdict(parts_of(model)),
+        "kv_bytes_per_token": model.kv_bytes_per_token(2),
+        "window_bytes": model.window_bytes(float("inf"), 2) if model.sliding_layers else 0,
+        "state_bytes": model.state_bytes,
+        "weights_bytes": _sizes(model),
+        "origins": to_builtins(dict(model.origins)),
     }
 
 
-def _sizes(found: Geometry) -> dict[str, int]:
+def _sizes(model: Geometry) -> dict[str, int]:
     """Return bytes of a checkpoint in each format, its vision tower included, without draft
     layers.
     """
-    return {QUANTS[name].id: round(weights_bits(found, QUANTS[name]) / 8) for name in _SIZED}
+    return {QUANTS[name].id: round(weights_bits(model, QUANTS[name]) / 8) for name in _SIZED}
 
 
-def print_engines(found: Sequence[EngineStatus]) -> None:
+def print_engines(engines: Sequence[EngineStatus]) -> None:
     columns: list[Column[EngineStatus]] = [
-        Column("engine", "ENGINE", lambda one: one.engine, right=False),
+        Column("engine", "ENGINE", lambda engine: engine.engine, right=False),
         Column(
             "version",
             "VERSION",
-            lambda one: one.version if one.path else "not installed",
+            lambda engine: engine.version if engine.path else "not installed",
             right=False,
         ),
-        Column("where", "WHERE", lambda one: one.path or one.install, right=False),
+        Column("where", "WHERE", lambda engine: engine.path or engine.install, right=False),
         Column(
             "by",
             "INSTALLED BY",
-            lambda one: "skep" if one.own else "you" if one.path else None,
+            lambda engine: "skep" if engine.own else "you" if engine.path else None,
             right=False,
         ),
     ]
-    print_records(columns, found)
+    print_records(columns, engines)
 
 
-def _hardware(found: Preset) -> str:
-    if found.link:
-        return f"{found.hardware}, {found.link}"
-    return found.hardware
+def _hardware(preset: Preset) -> str:
+    if preset.link:
+        return f"{preset.hardware}, {preset.link}"
+    return preset.hardware
 
 
 def _short(source: str) -> str:
@@ -222,69 +228,69 @@ def _short(source: str) -> str:
     return f"{title[:47].rstrip()}…"
 
 
-def _best_words(found: Preset) -> str | None:
-    best = best_figure(found)
+def _best_words(preset: Preset) -> str | None:
+    best = best_figure(preset)
     if best is not None:
         return figure_words(best)
-    return "does not start" if found.broken else None
+    return "does not start" if preset.broken else None
 
 
 LIST: tuple[Column[Preset], ...] = (
     Column(
         "name", "NAME", lambda p: p.name if p.origin == SHIPPED else f"{p.name} (own)", right=False
     ),
-    Column("engine", "ENGINE", lambda found: found.engine, rank=1, right=False),
-    Column("model", "MODEL", lambda found: found.model, rank=3, right=False),
+    Column("engine", "ENGINE", lambda preset: preset.engine, rank=1, right=False),
+    Column("model", "MODEL", lambda preset: preset.model, rank=3, right=False),
     Column("hardware", "HARDWARE", _hardware, rank=2, right=False),
     Column("best", "BEST PUBLISHED", _best_words, right=False),
-    Column("source", "SOURCE", lambda found: _short(found.source), rank=4, right=False),
+    Column("source", "SOURCE", lambda preset: _short(preset.source), rank=4, right=False),
 )
 # Of the table in docs/presets.md, which a test holds against the files
 IN_DOCS: tuple[Column[Preset], ...] = (
-    Column("preset", "preset", lambda found: f"`{found.name}`", right=False),
+    Column("preset", "preset", lambda preset: f"`{preset.name}`", right=False),
     Column("best", "best published", _best_words, right=False),
 )
 
 
-def preset_row(found: Preset) -> dict[str, Any]:
-    document = to_builtins(found)
+def preset_row(preset: Preset) -> dict[str, Any]:
+    document = to_builtins(preset)
     return {
         key: document[key]
         for key in ("name", "engine", "model", "hardware", "published", "source")
     }
 
 
-def preset_document(found: Preset) -> dict[str, Any]:
-    document = to_builtins(found)
-    document["env"] = dict(found.env)
-    document["options"] = {**found.options.given, "draft": document["options"]["draft"]}
+def preset_document(preset: Preset) -> dict[str, Any]:
+    document = to_builtins(preset)
+    document["env"] = dict(preset.env)
+    document["options"] = {**preset.options.given, "draft": document["options"]["draft"]}
     return {
         **document,
-        "capacity": found.capacity,
-        "own": found.origin != SHIPPED,
-        "next": _next(found),
+        "capacity": preset.capacity,
+        "own": preset.origin != SHIPPED,
+        "next": _next(preset),
     }
 
 
-def preset_text(found: Preset) -> str:
+def preset_text(preset: Preset) -> str:
     """Return a preset in words."""
     from skep.report.page import render_text
 
-    told = {
-        "gpus": found.gpus,
-        "reserve": found.reserve,
-        "threads": found.threads,
-        "extra": found.extra,
+    settings = {
+        "gpus": preset.gpus,
+        "reserve": preset.reserve,
+        "threads": preset.threads,
+        "extra": preset.extra,
     }
-    given = {**found.options.given, **{name: value for name, value in told.items() if value}}
+    given = {**preset.options.given, **{name: value for name, value in settings.items() if value}}
     return render_text(
         "preset.txt",
-        preset=found,
+        preset=preset,
         hardware=_hardware,
         settings=[(name, _setting(value)) for name, value in given.items()],
-        stand_in=stand_in_words(found),
-        figure_line=partial(_figure_line, needs=[need.id for need in found.needs]),
-        next=_next(found),
+        stand_in=stand_in_words(preset),
+        figure_line=partial(_figure_line, needs=[need.id for need in preset.needs]),
+        next=_next(preset),
         shipped=SHIPPED,
     )
 
@@ -300,7 +306,7 @@ def _setting(value: Any) -> str:
 def _figure_line(figure: Published, needs: Sequence[str]) -> str:
     """One figure in words, with what it rests on where that is not all of the preset's `needs`."""
     counts = ((figure.input_tokens, "in"), (figure.output_tokens, "out"))
-    said = [
+    parts = [
         f"{figure.tok_s:,g} tok/s {figure.metric} at C={figure.concurrency}",
         ", ".join(f"{count:,} tokens {way}" for count, way in counts if count is not None)
         or "lengths not said",
@@ -315,30 +321,35 @@ def _figure_line(figure: Published, needs: Sequence[str]) -> str:
         else "",
         figure.note or "",
     ]
-    return "; ".join(part for part in said if part)
+    return "; ".join(part for part in parts if part)
 
 
-def _next(found: Preset) -> list[str]:
-    commands = [f"skep up {found.name}"]
-    commands += [f"skep export {found.name} --as docker"] if found.engine != "ollama" else []
-    commands += [f"skep check {found.name}"] if found.published else []
-    repeat = _repeating_sweep(found)
+def _next(preset: Preset) -> list[str]:
+    commands = [f"skep up {preset.name}"]
+    commands += [f"skep export {preset.name} --as docker"] if preset.engine != "ollama" else []
+    commands += [f"skep check {preset.name}"] if preset.published else []
+    repeat = _repeating_sweep(preset)
     return [*commands, repeat] if repeat else commands
 
 
-def _repeating_sweep(found: Preset) -> str | None:
+def _repeating_sweep(preset: Preset) -> str | None:
     """Return the sweep that repeats the published figures,
     of the lengths that most of them have.
     """
-    lengths = [(figure.input_tokens, figure.output_tokens) for figure in found.published]
-    known = Counter(pair for pair in lengths if None not in pair).most_common(1)
-    if not known:
+    lengths = [(figure.input_tokens, figure.output_tokens) for figure in preset.published]
+    usual_lengths = Counter(pair for pair in lengths if None not in pair).most_common(1)
+    if not usual_lengths:
         return None
-    of_them = zip(found.published, lengths, strict=True)
+    of_them = zip(preset.published, lengths, strict=True)
     levels = ",".join(
-        map(str, sorted({figure.concurrency for figure, pair in of_them if pair == known[0][0]}))
+        map(
+            str,
+            sorted(
+                {figure.concurrency for figure, pair in of_them if pair == usual_lengths[0][0]}
+            ),
+        )
     )
-    prompt, answer = known[0][0]
+    prompt, answer = usual_lengths[0][0]
     return (
         f"skep bench sweep -c {levels} --prompt-tokens {prompt} --output-tokens {answer} "
         "--fixed-output"
@@ -396,5 +407,5 @@ def print_validation(report: ValidationReport, name: str) -> None:
     missing = defaultdict[str, list[int]](list)
     for row, why in report.unpredicted:
         missing[why.split(":")[0]].append(row)
-    for fact, without in sorted(missing.items(), key=lambda found: -len(found[1])):
+    for fact, without in sorted(missing.items(), key=lambda entry: -len(entry[1])):
         note(f"not predicted, {fact}: {len(without)} {'row' if len(without) == 1 else 'rows'}")

@@ -46,8 +46,10 @@ def drawing(name: str, rows: Mapping[str, Sequence[Spec]], **values: Any) -> Spe
 
     A layer without a row is left out. A text with a `halo` is readable where it crosses a line.
     """
-    told = {key: json.dumps(value) for key, value in values.items()}
-    spec: Spec = json.loads(Template(theme.coloured(f"pictures/{name}.json")).substitute(told))
+    substitutes = {key: json.dumps(value) for key, value in values.items()}
+    spec: Spec = json.loads(
+        Template(theme.coloured(f"pictures/{name}.json")).substitute(substitutes)
+    )
     _fill(spec, rows)
     return spec
 
@@ -58,8 +60,8 @@ def _fill(part: Spec, rows: Mapping[str, Sequence[Spec]]) -> None:
     for inner in (*part.get("layer", ()), *part.get("vconcat", ())):
         _fill(inner, rows)
     if "layer" in part:
-        there = [one for one in part["layer"] if one["data"]["values"]]
-        part["layer"] = [one for layer in there for one in (*_halo(layer), layer)]
+        layers = [layer for layer in part["layer"] if layer["data"]["values"]]
+        part["layer"] = [drawn for layer in layers for drawn in (*_halo(layer), layer)]
 
 
 def _halo(layer: Spec) -> list[Spec]:
@@ -99,11 +101,11 @@ def apart(rows: Sequence[Spec], gap: float, place: Callable[[Spec], float]) -> l
     """Return the rows whose labels do not run into each other, from the last, which is always
     among them.
     """
-    kept = list(rows[-1:])
+    chosen = list(rows[-1:])
     for row in reversed(rows[:-1]):
-        if place(kept[-1]) - place(row) >= gap:
-            kept.append(row)
-    return kept
+        if place(chosen[-1]) - place(row) >= gap:
+            chosen.append(row)
+    return chosen
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -131,8 +133,9 @@ def concurrency(levels: Sequence[int]) -> Spec:
         "padding": 22,
     }
     axis: Spec = {"values": values, "format": "d", "labelOverlap": False}
-    title = f"{AGENTS}, logarithmic" if is_wide(levels) else AGENTS
+    title = AGENTS
     if is_wide(levels):
+        title = f"{AGENTS}, logarithmic"
         scale |= {"type": "log", "base": 2}
         axis |= {"labelExpr": "datum.value"}
     return {"field": "c", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
@@ -156,18 +159,22 @@ class ChartCurve(msgspec.Struct, frozen=True):
 
     def rows(self, name: str, top: float, per: float) -> Iterator[Spec]:
         """Yield a row a point; `per`: values in one unit of the axis, which ends at `top`."""
-        look = {"curve": name, "colour": self.colour, "dash": list(self.dash), "shape": self.shape}
         for c, value in self.points:
             low, high = self.ranges.get(c, (value, value))
-            ends = {"value": value / per, "low": max(0.0, low / per), "high": min(top, high / per)}
-            tip = {"tip": self.tips[c]} if c in self.tips else {}
-            yield {
+            row = {
                 "c": c,
-                **ends,
-                **look,
+                "value": value / per,
+                "low": max(0.0, low / per),
+                "high": min(top, high / per),
+                "curve": name,
+                "colour": self.colour,
+                "dash": list(self.dash),
+                "shape": self.shape,
                 "fill": theme.PAPER if c in self.hollow else self.colour,
-                **tip,
             }
+            if c in self.tips:
+                row["tip"] = self.tips[c]
+            yield row
 
 
 class ChartText(msgspec.Struct, frozen=True):
@@ -183,6 +190,12 @@ class ChartText(msgspec.Struct, frozen=True):
     colour: str = theme.INK
 
 
+# What else a chart over C shows: rows by the name of their layer, and texts. It is worked out from
+# the rows of the points and the top of the axis.
+Marks = tuple[Mapping[str, Sequence[Spec]], Sequence[ChartText]]
+MarksOf = Callable[[Sequence[Spec], float], Marks]
+
+
 def curves_chart(
     curves: Sequence[ChartCurve],
     unit: str,
@@ -191,50 +204,69 @@ def curves_chart(
     labelled: bool = False,
     room: float = 1.15,
     heights: Sequence[float] = (),
-    more: Callable[
-        [Sequence[Spec], float], tuple[Mapping[str, Sequence[Spec]], Sequence[ChartText]]
-    ]
-    | None = None,
+    marks_of: MarksOf | None = None,
 ) -> Spec | None:
-    """Curves from zero, each named at its end. `labelled`: the last one has its values above its
-    points.
+    """Draw curves from zero, each named at its end.
 
-    `more` gives what else is drawn, from the rows of the points and the top of the axis, with the
-    `heights` below it."""
+    `labelled`: the last curve has its values above its points. `marks_of` gives what else is
+    drawn; the axis has room for its `heights`.
+    """
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return None
-    values = [value for curve in curves for _, value in curve.points]
-    highs = [high for curve in curves for _, high in curve.ranges.values() if known(high)]
-    unit, per = ("s", 1000.0) if unit == "ms" and max(values) >= 10_000 else (unit, 1.0)
-    top = room * min(max([*values, *highs, *heights]), _TALLEST * max(values)) / per or 1.0
+    unit, per = _axis_unit(curves, unit)
+    top = room * _highest(curves, heights) / per or 1.0
     axis = [c for curve in curves for c, _ in curve.points]
-    rows = [(curve, list(curve.rows(str(n), top, per))) for n, curve in enumerate(curves)]
-    points = [row for _, some in rows for row in some]
-    ranged = [row for curve, some in rows for row in some if row["c"] in curve.ranges]
+    rows = [list(curve.rows(str(n), top, per)) for n, curve in enumerate(curves)]
+    data: dict[str, Sequence[Spec]] = _curve_rows(curves, rows)
+    texts: list[ChartText] = []
+    if marks_of is not None:
+        marks, words = marks_of(data["points"], top)
+        data |= marks
+        texts += words
     if labelled:
-        named = apart(rows[-1][1], _APART, along(axis))
-    else:
-        named = []
-    texts = [
-        ChartText(row["c"], row["high"], number(row["value"]), dy=-15, weight=600) for row in named
-    ]
-    data, words = more(points, top) if more else ({}, [])
-    texts = [*words, *texts, *_ends(curves, per, 17 / height * top, top)]
-    shades = [
-        row for curve, some in rows if curve.shaded for row in some if row["c"] in curve.ranges
-    ]
-    lines = [row for curve, some in rows if curve.joined for row in some]
-    data = {
-        **data,
-        "points": points,
-        "ranges": ranged,
-        "shades": shades,
-        "lines": lines,
-        "labels": msgspec.to_builtins(texts),
-    }
+        texts += _value_texts(apart(rows[-1], _APART, along(axis)))
+    texts += _ends(curves, per, 17 / height * top, top)
+    data["labels"] = msgspec.to_builtins(texts)
     spare = 5 + round(_WIDER_PX * max(len(curve.end) for curve in curves))
     return drawing("curves", data, x=concurrency(axis), unit=unit, top=top, spare=spare)
+
+
+def _axis_unit(curves: Sequence[ChartCurve], unit: str) -> tuple[str, float]:
+    """Return the unit of the axis, and how many of the curves' own units are one of it."""
+    longest = max(value for curve in curves for _, value in curve.points)
+    if unit == "ms" and longest >= 10_000:
+        return "s", 1000.0
+    return unit, 1.0
+
+
+def _highest(curves: Sequence[ChartCurve], heights: Sequence[float]) -> float:
+    """Return the largest value that has to be seen; an interval is cut where it is very wide."""
+    values = [value for curve in curves for _, value in curve.points]
+    highs = [high for curve in curves for _, high in curve.ranges.values() if known(high)]
+    return min(max([*values, *highs, *heights]), _TALLEST * max(values))
+
+
+def _curve_rows(
+    curves: Sequence[ChartCurve], rows: Sequence[Sequence[Spec]]
+) -> dict[str, Sequence[Spec]]:
+    """Return the rows of each layer, from those of each curve's points."""
+    drawn: dict[str, list[Spec]] = {"points": [], "ranges": [], "shades": [], "lines": []}
+    for curve, points in zip(curves, rows, strict=True):
+        ranged = [row for row in points if row["c"] in curve.ranges]
+        drawn["points"] += points
+        drawn["ranges"] += ranged
+        if curve.shaded:
+            drawn["shades"] += ranged
+        if curve.joined:
+            drawn["lines"] += points
+    return {**drawn}
+
+
+def _value_texts(rows: Sequence[Spec]) -> Iterator[ChartText]:
+    """Yield the value of each point, above its range."""
+    for row in rows:
+        yield ChartText(row["c"], row["high"], number(row["value"]), dy=-15, weight=600)
 
 
 def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float) -> Iterator[ChartText]:
@@ -255,7 +287,7 @@ def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float) -> I
             yield ChartText(c, height, curve.end, "left", dx=11, weight=600, colour=colour)
 
 
-def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, least: int = 0) -> Spec:
+def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, row_px: int = 0) -> Spec:
     """A bar for each `name`, as long as its `value`, with its `label` behind it; from `low` to
     `high` a whisker.
     """
@@ -264,8 +296,8 @@ def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, least: in
     ]
     data = {"bars": rows, "whiskers": [row for row in rows if row["low"] < row["high"]]}
     spec = drawing("bars", data, unit=unit, top=room * max(row["high"] for row in rows) or 1.0)
-    if least:
-        return {**spec, "height": max(90, least * len(rows))}
+    if row_px:
+        return {**spec, "height": max(90, row_px * len(rows))}
     return spec
 
 
@@ -275,38 +307,10 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
     """
     drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
     plateau = [
-        {"c": one.concurrency, "value": one.plateau_tok_s}
-        for one in drawn
-        if known(one.plateau_tok_s)
+        {"c": level.concurrency, "value": level.plateau_tok_s}
+        for level in drawn
+        if known(level.plateau_tok_s)
     ]
-    axis = [level.concurrency for level in drawn]
-
-    def more(rows: Sequence[Spec], top: float) -> tuple[Spec, list[ChartText]]:
-        ideal = _ideal_line(rows, top)
-        place = along(axis)
-        aside: Spec = {"align": "left", "dx": 10, "dy": 7}
-        if ideal and place(ideal[-1]) >= 0.6:
-            aside = {"align": "right", "dx": -14}
-        texts = [
-            ChartText(row["c"], row["value"], "ideal: C × one agent", **aside, colour=theme.MUTED)
-            for row in ideal[-1:]
-        ]
-        marked = list(_turning_rows(turning, axis)) if turning else []
-        for height, row in enumerate(marked):
-            side: Spec = (
-                {"align": "right", "dx": -6} if place(row) > 0.5 else {"align": "left", "dx": 6}
-            )
-            texts.append(ChartText(row["c"], 0, row["label"], **side, dy=-12 - 18 * height))
-        for row in apart(rows, 0.075, place):
-            at, side = (
-                (row["value"], {"dx": -8, "dy": -16})
-                if row["value"] < 0.14 * top
-                else (row["low"], _BELOW)
-            )
-            texts.append(ChartText(row["c"], at, number(row["value"]), weight=600, **side))
-        brackets = [row for row in marked if "from" in row]
-        return {"ideal": ideal, "plateau": plateau, "turning": marked, "brackets": brackets}, texts
-
     curve = ChartCurve(
         [(level.concurrency, level.effective_tok_s or 0.0) for level in drawn],
         theme.HONEY,
@@ -315,11 +319,60 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
         shaded=True,
     )
     return curves_chart(
-        [curve], "tok/s", room=1.3, heights=[row["value"] or 0.0 for row in plateau], more=more
+        [curve],
+        "tok/s",
+        room=1.3,
+        heights=[row["value"] or 0.0 for row in plateau],
+        marks_of=partial(_effective_marks, plateau, turning),
     )
 
 
-_BELOW = {"dx": 10, "dy": 16}
+def _effective_marks(
+    plateau: Sequence[Spec], turning: Turning | None, rows: Sequence[Spec], top: float
+) -> Marks:
+    """Return the ideal line, the plateau, knee and cliff, and the value of each level."""
+    axis = [row["c"] for row in rows]
+    place = along(axis)
+    ideal = _ideal_line(rows, top)
+    turnings = list(_turning_rows(turning, axis)) if turning else []
+    texts = [
+        *_ideal_text(ideal, place),
+        *_turning_texts(turnings, place),
+        *_effective_texts(apart(rows, 0.075, place), top),
+    ]
+    brackets = [row for row in turnings if "from" in row]
+    layers = {"ideal": ideal, "plateau": plateau, "turning": turnings, "brackets": brackets}
+    return layers, texts
+
+
+def _ideal_text(ideal: Sequence[Spec], place: Callable[[Spec], float]) -> Iterator[ChartText]:
+    """Yield the name of the ideal line, at its end."""
+    for row in ideal[-1:]:
+        side: Spec = {"align": "left", "dx": 10, "dy": 7}
+        if place(row) >= 0.6:
+            side = {"align": "right", "dx": -14}
+        yield ChartText(row["c"], row["value"], "ideal: C × one agent", **side, colour=theme.MUTED)
+
+
+def _turning_texts(
+    turnings: Sequence[Spec], place: Callable[[Spec], float]
+) -> Iterator[ChartText]:
+    """Yield the names of knee and cliff, one above the other at the foot of the chart."""
+    for height, row in enumerate(turnings):
+        side: Spec = {"align": "left", "dx": 6}
+        if place(row) > 0.5:
+            side = {"align": "right", "dx": -6}
+        yield ChartText(row["c"], 0, row["label"], **side, dy=-12 - 18 * height)
+
+
+def _effective_texts(rows: Sequence[Spec], top: float) -> Iterator[ChartText]:
+    """Yield the value of each level: below its range, or above its point where that lies low."""
+    for row in rows:
+        value = row["value"]
+        if value < 0.14 * top:
+            yield ChartText(row["c"], value, number(value), weight=600, dx=-8, dy=-16)
+        else:
+            yield ChartText(row["c"], row["low"], number(value), weight=600, dx=10, dy=16)
 
 
 def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
@@ -339,40 +392,35 @@ def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
 
 def _turning_rows(turning: Turning, axis: Sequence[int]) -> Iterator[Spec]:
     """Yield knee and cliff with their names, and with their brackets where they have one."""
-    found = (
+    points = (
         ("knee", turning.knee, turning.knee_bracket),
         ("cliff", turning.cliff, turning.cliff_bracket),
     )
-    for name, c, bracket in found:
-        if c is not None and min(axis) <= c <= max(axis):
+    low = min(axis)
+    high = max(axis)
+    for name, c, bracket in points:
+        if c is not None and low <= c <= high:
+            row = {"c": c, "label": f"{name}: C = {c}"}
             if bracket:
-                ends = {"from": max(bracket[0], min(axis)), "to": min(bracket[1], max(axis))}
-            else:
-                ends = {}
-            yield {"c": c, "label": f"{name}: C = {c}", **ends}
+                row |= {"from": max(bracket[0], low), "to": min(bracket[1], high)}
+            yield row
 
 
 def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     """Return how much of its solo speed a task loses, in per cent of it."""
-    found = [
+    losses = [
         (level.concurrency, level.contention_pct)
         for level in levels
         if known(level.contention_pct)
     ]
-    if not found:
+    if not losses:
         return None
     # Over narrow bars stands the figure without its sign, which the axis has.
-    bars_are_narrow = len(found) > 9
-    rows = [
-        {"c": c, "pct": pct, "label": number(pct, digits=0) if bars_are_narrow else percent(pct)}
-        for c, pct in found
-    ]
-    return drawing(
-        "contention",
-        {"bars": rows},
-        agents=AGENTS,
-        low=1.15 * min([0.0, *(pct or 0.0 for _, pct in found)]),
-    )
+    bars_are_narrow = len(losses) > 9
+    label_of = partial(number, digits=0) if bars_are_narrow else percent
+    rows = [{"c": c, "pct": pct, "label": label_of(pct)} for c, pct in losses]
+    least = min([0.0, *(pct or 0.0 for _, pct in losses)])
+    return drawing("contention", {"bars": rows}, agents=AGENTS, low=1.15 * least)
 
 
 def _percentiles_chart(
@@ -383,16 +431,12 @@ def _percentiles_chart(
     height: int = 200,
 ) -> Spec | None:
     """Return a time against C: the median whole, the 95th percentile dashed, the 99th dotted."""
-    measured = [
-        (level.concurrency, some)
-        for level in _rising(levels)
-        if (some := getattr(level, figure)) is not None
-    ]
-    return latency_chart(
-        {name: [(c, getattr(some, name)) for c, some in measured] for name in names},
-        colour,
-        height,
-    )
+    measured = [(level.concurrency, getattr(level, figure)) for level in _rising(levels)]
+    curves = {
+        name: [(c, getattr(spread, name)) for c, spread in measured if spread is not None]
+        for name in names
+    }
+    return latency_chart(curves, colour, height)
 
 
 ttft_chart = partial(_percentiles_chart, "ttft_ms", ("p50", "p95", "p99"), theme.SKY)
@@ -403,15 +447,12 @@ Curves = Mapping[str, Sequence[tuple[int, float | None]]]  # (C, value), by name
 def latency_chart(measured: Curves, colour: str, height: int) -> Spec | None:
     """Return one curve a percentile, in milliseconds; all but the first are dashed and hollow."""
     curves = []
-    for (name, some), dash in zip(measured.items(), ((), (5, 4), (1, 4)), strict=False):
-        points = [(c, value) for c, value in some if value is not None and known(value)]
+    for (name, values), dash in zip(measured.items(), ((), (5, 4), (1, 4)), strict=False):
+        points = [(c, value) for c, value in values if value is not None and known(value)]
         if points:
             end = f"{name}  {milliseconds(points[-1][1])}"
-            curves.append(
-                ChartCurve(
-                    points, colour, end, dash, hollow=[c for c, _ in points] if dash else ()
-                )
-            )
+            hollow = [c for c, _ in points] if dash else []
+            curves.append(ChartCurve(points, colour, end, dash, hollow=hollow))
     return curves_chart(curves[::-1], "ms", height=height)
 
 
@@ -435,14 +476,15 @@ def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
 
 
 def _effective_range(level: LevelSummary) -> tuple[float, float]:
-    if has_interval(level):
-        interval = level.effective_interval
-    else:
-        interval = None
+    """Return the ends of the interval, or the slowest and the fastest run where there is none."""
+    interval = level.effective_interval
+    if interval is not None and has_interval(level):
+        return interval.low, interval.high
     value = level.effective_tok_s or 0.0
-    low, high = (
-        (interval.low, interval.high) if interval else (level.effective_low, level.effective_high)
-    )
-    return low if low is not None and known(low) else value, high if high is not None and known(
-        high
-    ) else value
+    low = level.effective_low
+    high = level.effective_high
+    if low is None or not known(low):
+        low = value
+    if high is None or not known(high):
+        high = value
+    return low, high

@@ -74,10 +74,10 @@ class Column(msgspec.Struct, Generic[Record], frozen=True):
 
     def cell(self, record: Record) -> str:
         """Return the figure with its unit; words that stand in its place have none."""
-        shown = self.figure(record)
-        if shown == UNKNOWN or isinstance(self.value(record), str):
-            return shown
-        return shown + self.unit
+        text = self.figure(record)
+        if text == UNKNOWN or isinstance(self.value(record), str):
+            return text
+        return text + self.unit
 
     def page_cell(self, record: Record) -> str:
         """Return what a page shows, whose heads of groups hold the unit."""
@@ -216,47 +216,75 @@ def record_lines(
     In a given width, columns of a rank go first, then the widest cells are cut.
     """
     columns = present(columns, records)
-    table = [
+    cells = [
         [column.title, *(printable(column.cell(record)) for record in records)]
         for column in columns
     ]
-    kept = list(range(len(columns)))
-    widths = [max(map(text_width, cells)) for cells in table]
-    least = [
-        size if one.right else min(size, LONG_CELL)
-        for size, one in zip(widths, columns, strict=True)
+    widths = [max(map(text_width, texts)) for texts in cells]
+    places = list(range(len(columns)))
+    if width is not None:
+        places = _places_that_fit(columns, widths, width)
+        widths = _cut_widths(columns, widths, places, width)
+    padded_columns = [
+        [padded(text, widths[place], columns[place].right) for text in cells[place]]
+        for place in places
     ]
+    lines = [GAP.join(texts).rstrip() for texts in zip(*padded_columns, strict=True)]
+    left_out = [column.title for n, column in enumerate(columns) if n not in places]
+    named = ", ".join(filter(None, left_out))
+    if named and width is not None:
+        lines.append(shortened(f"(not shown at this width: {named})", width))
+    return lines
 
-    def line_width(sizes: Sequence[int]) -> int:
-        return sum(sizes[place] for place in kept) + len(GAP) * (len(kept) - 1)
 
-    while width is not None and line_width(least) > width:
-        ranked = [place for place in kept if columns[place].rank > 0]
+def _places_that_fit(
+    columns: Sequence[Column[Record]], widths: Sequence[int], width: int
+) -> list[int]:
+    """Return the places of the columns that stay: the highest rank goes first, rank 0 never."""
+    least_widths = [
+        size if column.right else min(size, LONG_CELL)
+        for size, column in zip(widths, columns, strict=True)
+    ]
+    places = list(range(len(columns)))
+    while _line_width(least_widths, places) > width:
+        ranked = [place for place in places if columns[place].rank > 0]
         if not ranked:
             break
-        kept.remove(max(ranked, key=lambda place: (columns[place].rank, place)))
-    left_out = [one.title for place, one in enumerate(columns) if one.title and place not in kept]
-    while width is not None and line_width(widths) > width:
-        widest = max(
-            (place for place in kept if not columns[place].right),
-            key=widths.__getitem__,
-            default=None,
-        )
-        if widest is None or widths[widest] <= SHORTEST_CELL:
+        places.remove(max(ranked, key=lambda place: (columns[place].rank, place)))
+    return places
+
+
+def _cut_widths(
+    columns: Sequence[Column[Record]], widths: Sequence[int], places: Sequence[int], width: int
+) -> list[int]:
+    """Return the widths with the widest columns of words made narrower, until the line fits."""
+    cut = list(widths)
+    of_words = [place for place in places if not columns[place].right]
+    while of_words and _line_width(cut, places) > width:
+        widest = max(of_words, key=cut.__getitem__)
+        if cut[widest] <= SHORTEST_CELL:
             break
-        widths[widest] -= 1
-    shown = [[padded(cell, widths[n], columns[n].right) for cell in table[n]] for n in kept]
-    lines = [GAP.join(cells).rstrip() for cells in zip(*shown, strict=True)]
-    if left_out and width is not None:
-        lines.append(shortened(f"(not shown at this width: {', '.join(left_out)})", width))
-    return lines
+        cut[widest] -= 1
+    return cut
+
+
+def _line_width(widths: Sequence[int], places: Sequence[int]) -> int:
+    return sum(widths[place] for place in places) + len(GAP) * (len(places) - 1)
 
 
 def text_width(text: str) -> int:
     """Return how many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+    return sum(map(_letter_width, text))
+
+
+def _letter_width(letter: str) -> int:
+    if combining(letter):
+        return 0
+    if east_asian_width(letter) in "WF":
+        return 2
+    return 1
 
 
 def padded(text: str, width: int, right: bool = False) -> str:

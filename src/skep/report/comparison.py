@@ -103,7 +103,7 @@ def overlay(
     (column,) = level_columns(key)
     curves = []
     for run in runs:
-        found = [
+        measured = [
             (level.concurrency, value)
             for level in run.levels
             if (value := column.value(level)) is not None
@@ -115,12 +115,12 @@ def overlay(
         }
         banded = key == "effective_tok_s"
         ranges = {
-            c: (some.low, some.high)
-            for c, some in intervals.items()
-            if banded and some is not None
+            c: (interval.low, interval.high)
+            for c, interval in intervals.items()
+            if banded and interval is not None
         }
         hollow = [level.concurrency for level in run.levels if level.client_limited]
-        points = [(c, value) for c, value in found if known(value)]
+        points = [(c, value) for c, value in measured if known(value)]
         curves.append(
             charts.ChartCurve(points, run.colour, run.letter, run.dash, run.shape, hollow, ranges)
         )
@@ -164,8 +164,8 @@ def comparison_page(
 
 def comparison_banners(runs: Sequence[Series[SweepSummary]]) -> Markup:
     """Return what makes runs beside each other unlike in kind."""
-    told = [(run.letter, line) for run in runs for line in left_out_sentences(run.levels)]
-    left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in told]
+    lines = [(run.letter, line) for run in runs for line in left_out_sentences(run.levels)]
+    left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in lines]
     slow = {
         run.letter: [level.concurrency for level in run.levels if level.client_limited]
         for run in runs
@@ -193,32 +193,36 @@ def _side(side: str) -> Column[Comparison]:
     name says.
     """
 
-    def shown(one: Comparison) -> str:
-        is_time = one.metric.upper().startswith(("TTFT", "TPOT")) and known(getattr(one, side))
-        return f"{number(getattr(one, side))}{' ms' if is_time else ''}"
+    def cell(comparison: Comparison) -> str:
+        is_time = comparison.metric.upper().startswith(("TTFT", "TPOT")) and known(
+            getattr(comparison, side)
+        )
+        return f"{number(getattr(comparison, side))}{' ms' if is_time else ''}"
 
-    return Column(side, side.upper(), attrgetter(side), html=shown)
+    return Column(side, side.upper(), attrgetter(side), html=cell)
 
 
 _COMPARED: tuple[Column[Comparison], ...] = (
-    Column("concurrency", "C", lambda one: one.concurrency),
-    Column("metric", "Figure", lambda one: one.metric, right=False),
+    Column("concurrency", "C", lambda comparison: comparison.concurrency),
+    Column("metric", "Figure", lambda comparison: comparison.metric, right=False),
     _side("a"),
     _side("b"),
     Column("ratio", "B / A", at("ratio.estimate"), partial(number, digits=3), style="strong"),
     Column(
         "interval",
         "95 %",
-        lambda one: one.ratio,
-        lambda it: f"{it.low:.2f}..{it.high:.2f}",
+        lambda comparison: comparison.ratio,
+        lambda ratio: f"{ratio.low:.2f}..{ratio.high:.2f}",
         style="soft",
     ),
     Column(
         "verdict",
         "Verdict",
-        lambda one: one.judgement.value + (f": {one.why}" if one.why else ""),
+        lambda comparison: (
+            comparison.judgement.value + (f": {comparison.why}" if comparison.why else "")
+        ),
         right=False,
-        style=lambda one: _STYLES.get(one.judgement, "left soft"),
+        style=lambda comparison: _STYLES.get(comparison.judgement, "left soft"),
     ),
 )
 
@@ -226,22 +230,24 @@ _COMPARED: tuple[Column[Comparison], ...] = (
 def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     """One row for each figure of each level, with the ratio, its interval and what it means."""
     counts = Counter(comparison.judgement for comparison in comparisons)
-    below = ", ".join(f"{counts[one]} {one.value}" for one in Judgement if counts[one])
-    made = html_table("All figures by level", _COMPARED, comparisons)
-    return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(
+    below = ", ".join(
+        f"{counts[judgement]} {judgement.value}" for judgement in Judgement if counts[judgement]
+    )
+    table = html_table("All figures by level", _COMPARED, comparisons)
+    return table + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(
         below
     )
 
 
 def _difference(runs: Sequence[Series[Summary]]) -> list[Banner]:
-    found = []
+    differences = []
     for key, values in differing([series.run for series in runs]).items():
         lettered = [
             f"{value} ({series.letter})" for series, value in zip(runs, values, strict=True)
         ]
-        found.append(f"{key} {', '.join(lettered)}")
-    if found:
-        return [("differs", "Not alike", f"These settings differ: {'; '.join(found)}.")]
+        differences.append(f"{key} {', '.join(lettered)}")
+    if differences:
+        return [("differs", "Not alike", f"These settings differ: {'; '.join(differences)}.")]
     return []
 
 

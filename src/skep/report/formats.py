@@ -33,13 +33,13 @@ KV: tuple[Column[FormatRow], ...] = (
 )
 
 
-def print_formats(found: FormatAnswer) -> None:
-    agents = f"{found.agents} agent{'s' if found.agents > 1 else ''}"
+def print_formats(answer: FormatAnswer) -> None:
+    agents = f"{answer.agents} agent{'s' if answer.agents > 1 else ''}"
     print(  # noqa: T201
-        f"{found.model} on {found.rig} for {agents}: nothing was measured, figures are the "
+        f"{answer.model} on {answer.rig} for {agents}: nothing was measured, figures are the "
         "planner's"
     )
     print("\nWeight formats, each in its best layout")  # noqa: T201
-    print_records(WEIGHTS, found.weights)
-    print(f"\nKV cache types, with {found.first} in its layout")  # noqa: T201
-    print_records(KV, found.kv)
+    print_records(WEIGHTS, answer.weights)
+    print(f"\nKV cache types, with {answer.first} in its layout")  # noqa: T201
+    print_records(KV, answer.kv)

@@ -42,7 +42,7 @@ def frame(readings: HiveReadings, page: Page, trouble: str | None = None) -> lis
 
 def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]:
     status = readings.status
-    said = [trouble] if trouble else []
+    remarks = [trouble] if trouble else []
     for row in status["rows"]:
         if row["kind"] == "gateway":
             restarts = f", restarts {row['restarts']}"
@@ -52,11 +52,11 @@ def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]
         if row["kind"] in ("gateway", "cluster") and (
             row["state"] != "ready" or row["why"] or again
         ):
-            said.append(
+            remarks.append(
                 f"{row['kind']} {row['state']}{restarts}"
                 + (f": {row['why']}" if row["why"] else "")
             )
-    said += [] if readings.gateway else ["the gateway reports no figures"]
+    remarks += [] if readings.gateway else ["the gateway reports no figures"]
     if status.get("up_s") is None:
         up = ""
     else:
@@ -68,7 +68,7 @@ def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]
         phase,
         (f"{up}  pid {status['pid']}", ""),
     ]
-    return [title, *(line for text in said for line in page.wrapped(text, BETWEEN))]
+    return [title, *(line for text in remarks for line in page.wrapped(text, BETWEEN))]
 
 
 def _totals(readings: HiveReadings, page: Page) -> list[Line]:
@@ -82,7 +82,7 @@ def _totals(readings: HiveReadings, page: Page) -> list[Line]:
     }
     outcomes = ", ".join(f"{count} {name}" for name, count in counts.items())
     speed = f"{'about ' if readings.tok_s else ''}{number(readings.tok_s, digits=1)} tok/s  "
-    known = [value for value in readings.speeds if value is not None]
+    speeds = [value for value in readings.speeds if value is not None]
     return [
         [
             ("requests  ", "bold"),
@@ -92,7 +92,7 @@ def _totals(readings: HiveReadings, page: Page) -> list[Line]:
         [
             ("tokens    ", "bold"),
             (speed, ""),
-            (sparkline(known, page.width - 10 - len(speed), 1), "cyan"),
+            (sparkline(speeds, page.width - 10 - len(speed), 1), "cyan"),
         ],
     ]
 
@@ -117,44 +117,57 @@ def _queues(readings: HiveReadings, page: Page) -> list[Line]:
 def _replicas(readings: HiveReadings, page: Page) -> list[Line]:
     """Return a table; why a replica is as it is stands below it."""
     columns: list[Column[ReplicaStatus]] = [
-        Column("name", "REPLICA", lambda one: one.name, right=False),
-        Column("node", "NODE", lambda one: one.node or None, right=False, rank=2, optional=True),
-        Column("model", "MODEL", lambda one: one.model or None, right=False, rank=4),
-        Column("state", "STATE", lambda one: one.state, right=False),
+        Column("name", "REPLICA", lambda replica: replica.name, right=False),
+        Column(
+            "node",
+            "NODE",
+            lambda replica: replica.node or None,
+            right=False,
+            rank=2,
+            optional=True,
+        ),
+        Column("model", "MODEL", lambda replica: replica.model or None, right=False, rank=4),
+        Column("state", "STATE", lambda replica: replica.state, right=False),
         Column(
             "slots",
             "SLOTS",
-            lambda one: slot_bar(one, max(8, page.width // 4)),
+            lambda replica: slot_bar(replica, max(8, page.width // 4)),
             right=False,
             rank=1,
         ),
-        Column("active", "ACTIVE", lambda one: f"{number(one.active, digits=0)}/{one.slots}"),
         Column(
-            "tok_s", "TOK/S", lambda one: readings.tok_s_of(one.name), partial(number, digits=1)
+            "active",
+            "ACTIVE",
+            lambda replica: f"{number(replica.active, digits=0)}/{replica.slots}",
         ),
-        Column("restarts", "RESTARTS", lambda one: one.restarts, rank=3),
-        Column("note", "NOTE", lambda one: one.mark, right=False),
+        Column(
+            "tok_s",
+            "TOK/S",
+            lambda replica: readings.tok_s_of(replica.name),
+            partial(number, digits=1),
+        ),
+        Column("restarts", "RESTARTS", lambda replica: replica.restarts, rank=3),
+        Column("note", "NOTE", lambda replica: replica.mark, right=False),
     ]
     titles, *lines = record_lines(columns, readings.replicas, page.width)
-    found: list[Line] = [[(titles, "bold")]]
-    for shown, line in zip(readings.replicas, lines, strict=False):
-        style = STYLES.get(shown.state, BETWEEN).replace("green", "")
-        found += [[(line, style)], *page.wrapped(shown.why, style, "  ")]
-    return [*found, *([(line, "dim")] for line in lines[len(readings.replicas) :])]
+    table: list[Line] = [[(titles, "bold")]]
+    for replica, line in zip(readings.replicas, lines, strict=False):
+        style = STYLES.get(replica.state, BETWEEN).replace("green", "")
+        table += [[(line, style)], *page.wrapped(replica.why, style, "  ")]
+    return [*table, *([(line, "dim")] for line in lines[len(readings.replicas) :])]
 
 
-def slot_bar(shown: ReplicaStatus, most: int) -> str:
+def slot_bar(replica: ReplicaStatus, max_cells: int) -> str:
     """Draw active, releasing and free slots; nothing where the gateway does not know the
     replica.
     """
-    active = min(shown.active or 0, shown.slots)
-    releasing = min(shown.releasing, shown.slots - active)
-    cells = bar_cells(
-        (active, releasing, shown.slots - active - releasing), shown.slots, min(shown.slots, most)
-    )
-    if shown.active is None:
+    if replica.active is None:
         return ""
-    return "".join(map(str.__mul__, "█▒·", cells))
+    active = min(replica.active, replica.slots)
+    releasing = min(replica.releasing, replica.slots - active)
+    parts = (active, releasing, replica.slots - active - releasing)
+    cells = bar_cells(parts, replica.slots, min(replica.slots, max_cells))
+    return "".join(sign * count for sign, count in zip("█▒·", cells, strict=True))
 
 
 FIGURES = {
@@ -208,7 +221,7 @@ def check_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(lines)
 
 
-def print_nodes(found: dict[str, Any]) -> None:
+def print_nodes(cluster: dict[str, Any]) -> None:
     def state(node: Mapping[str, Any]) -> str:
         marks = [word for word in ("head", "here") if node[word]]
         return ", ".join(("alive" if node["alive"] else "dead", *marks))
@@ -236,13 +249,13 @@ def print_nodes(found: dict[str, Any]) -> None:
         Column("memory", "MEMORY FREE", memory, right=False, rank=3),
         Column("replicas", "REPLICAS", replicas, right=False),
     ]
-    print_records(columns, found["nodes"])
-    for hive in found["hives"]:
+    print_records(columns, cluster["nodes"])
+    for hive in cluster["hives"]:
         note(
             f"deployment `{hive['name']}`: "
             f"{'no gateway' if not hive['gateway'] else 'gateway ' + hive['gateway']}"
         )
-    note(f"Ray {found['ray']}, head at {found['address']}")
+    note(f"Ray {cluster['ray']}, head at {cluster['address']}")
 
 
 RESTART_GATEWAY = ("address_share", "body_limit", "store_requests", "workers")
@@ -282,10 +295,10 @@ def say_scale(answer: dict[str, Any]) -> None:
     )
 
 
-def print_preview(found: dict[str, Any]) -> None:
+def print_preview(preview: dict[str, Any]) -> None:
     """Print what `skep up` would do."""
-    for one in found["serve"]:
-        weights = one["weights"]
+    for model in preview["serve"]:
+        weights = model["weights"]
         if weights["bytes"] is not None:
             size = f", {format_bytes(weights['bytes'])}"
         else:
@@ -297,23 +310,23 @@ def print_preview(found: dict[str, Any]) -> None:
         where = {True: ", already here", None: ""}.get(
             weights["there"], f", to be downloaded{room}"
         )
-        replicas = f"{one['replicas']} replica{'s' if one['replicas'] != 1 else ''}"
-        sizes = f"{one['slots']} slots" + (
-            f" of {one['context']:,} tokens each" if one["context"] else ""
+        replicas = f"{model['replicas']} replica{'s' if model['replicas'] != 1 else ''}"
+        sizes = f"{model['slots']} slots" + (
+            f" of {model['context']:,} tokens each" if model["context"] else ""
         )
-        print(f"model: {one['model']}, {replicas}, {sizes}")  # noqa: T201
+        print(f"model: {model['model']}, {replicas}, {sizes}")  # noqa: T201
         print(f"weights: {weights['source']}{size}{where}")  # noqa: T201
-        if one["install"]:
-            missing = f", not installed: {one['install']}"
+        if model["install"]:
+            missing = f", not installed: {model['install']}"
         else:
             missing = ""
-        print(f"engine: {one['version'] or one['engine']}{missing}")  # noqa: T201
-        for line in one["commands"]:
+        print(f"engine: {model['version'] or model['engine']}{missing}")  # noqa: T201
+        for line in model["commands"]:
             print(f"  {line}")  # noqa: T201
-    for url in found["upstream"]:
+    for url in preview["upstream"]:
         print(f"upstream: {url}")  # noqa: T201
-    models = [one["model"] for one in found["serve"]]
-    print("\n".join(endpoint_lines(found["openai_base_url"], models, keyed=found["keyed"])))  # noqa: T201
+    models = [model["model"] for model in preview["serve"]]
+    print("\n".join(endpoint_lines(preview["openai_base_url"], models, keyed=preview["keyed"])))  # noqa: T201
 
 
 def endpoint_lines(url: str, models: Sequence[str], *, keyed: bool) -> list[str]:
@@ -362,39 +375,42 @@ def to_do_line(findings: Sequence[HostFinding]) -> str:
     if not checks:
         return "nothing to do"
     if len(checks) == 1:
-        things = "1 thing"
+        count = "1 thing"
     else:
-        things = f"{len(checks)} things"
-    return f"{things} to do: {', '.join(checks)}"
+        count = f"{len(checks)} things"
+    return f"{count} to do: {', '.join(checks)}"
 
 
 _one = "{:,.1f}".format
 
 
 TARGETS: tuple[Column[ProbeTarget], ...] = (
-    Column("name", "NAME", lambda one: one.name, right=False),
-    Column("kind", "KIND", lambda one: one.kind, rank=3, right=False),
-    Column("every_s", "EVERY", lambda one: one.every_s, format_interval, right=False),
-    Column("url", "URL", lambda one: one.url, right=False),
-    Column("model", "MODEL", lambda one: one.model or "the only one", rank=1, right=False),
+    Column("name", "NAME", lambda target: target.name, right=False),
+    Column("kind", "KIND", lambda target: target.kind, rank=3, right=False),
+    Column("every_s", "EVERY", lambda target: target.every_s, format_interval, right=False),
+    Column("url", "URL", lambda target: target.url, right=False),
+    Column("model", "MODEL", lambda target: target.model or "the only one", rank=1, right=False),
     Column("runs", "RUNS", runs_of, rank=2, right=False),
-    Column("key_env", "KEY IN", lambda one: one.key_env, rank=4, right=False),
+    Column("key_env", "KEY IN", lambda target: target.key_env, rank=4, right=False),
     Column(
-        "removed", "NOTE", lambda one: "" if one.removed_at is None else "removed", right=False
+        "removed",
+        "NOTE",
+        lambda target: "" if target.removed_at is None else "removed",
+        right=False,
     ),
 )
 
 
 def _of_first(unit: str, path: str) -> Callable[[TargetStatus], Any]:
     """Return what reads a part of the first series of a target that is told in this unit."""
-    return lambda one: at(path)(one.first(unit))
+    return lambda status: at(path)(status.first(unit))
 
 
 def status_columns(now: float, *, running: bool) -> tuple[Column[TargetStatus], ...]:
     """Return how each target stands; `running`: there is a loop that makes the next probe."""
     return (
-        Column("target", "TARGET", lambda one: one.target.name, right=False),
-        Column("state", "STATE", lambda one: one.state, right=False),
+        Column("target", "TARGET", lambda status: status.target.name, right=False),
+        Column("state", "STATE", lambda status: status.state, right=False),
         Column(
             "value",
             "NOW",
@@ -413,35 +429,40 @@ def status_columns(now: float, *, running: bool) -> tuple[Column[TargetStatus], 
         Column(
             "probed",
             "PROBED",
-            lambda one: "never" if one.last is None else ago(now - one.last.ended_at),
+            lambda status: "never" if status.last is None else ago(now - status.last.ended_at),
             right=False,
         ),
         Column(
             "next",
             "NEXT",
-            lambda one: ahead(one.due_at - now) if running else None,
+            lambda status: ahead(status.due_at - now) if running else None,
             rank=4,
             right=False,
         ),
         Column(
             "covered",
             "COVERED",
-            lambda one: one.covered,
+            lambda status: status.covered,
             lambda value: f"{100 * value:.0f} %",
             rank=5,
         ),
-        Column("alerts", "ALERTS", lambda one: len(one.alerts), rank=3),
+        Column("alerts", "ALERTS", lambda status: len(status.alerts), rank=3),
     )
 
 
 SAMPLES: tuple[Column[ProbeSample], ...] = (
-    Column("run", "RUN", lambda one: f"{one.heat} {one.shape} c{one.concurrency}", right=False),
-    Column("tok_s", "TOK/S", lambda one: one.tok_s, _one),
-    Column("engine_tok_s", "ENGINE", lambda one: one.engine_tok_s, _one, rank=1),
-    Column("effective_tok_s", "EFFECTIVE", lambda one: one.effective_tok_s, _one, rank=2),
-    Column("ttft_ms", "TTFT MS", lambda one: one.ttft_ms, _one),
-    Column("output_tokens", "TOKENS", lambda one: one.output_tokens, rank=3),
-    Column("error", "NOTE", lambda one: one.error or "", right=False),
+    Column(
+        "run",
+        "RUN",
+        lambda sample: f"{sample.heat} {sample.shape} c{sample.concurrency}",
+        right=False,
+    ),
+    Column("tok_s", "TOK/S", lambda sample: sample.tok_s, _one),
+    Column("engine_tok_s", "ENGINE", lambda sample: sample.engine_tok_s, _one, rank=1),
+    Column("effective_tok_s", "EFFECTIVE", lambda sample: sample.effective_tok_s, _one, rank=2),
+    Column("ttft_ms", "TTFT MS", lambda sample: sample.ttft_ms, _one),
+    Column("output_tokens", "TOKENS", lambda sample: sample.output_tokens, rank=3),
+    Column("error", "NOTE", lambda sample: sample.error or "", right=False),
 )
 
 

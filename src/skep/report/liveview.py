@@ -88,12 +88,12 @@ def live_view(frame: Frame, *, whole_screen: bool = False) -> Iterator[Callable[
         first = max(0, min(first, len(lines) - height))
         if below := max(0, len(lines) - first - height):
             if whole_screen:
-                more = "arrow down, or a taller window"
+                remedy = "arrow down, or a taller window"
             else:
-                more = "a taller window"
+                remedy = "a taller window"
             lines = [
                 *lines[first : first + height - 1],
-                [(f"{below + 1} more lines: {more}", BETWEEN)],
+                [(f"{below + 1} more lines: {remedy}", BETWEEN)],
             ]
         return drawn(lines[-height:])
 
@@ -130,15 +130,15 @@ def live_view(frame: Frame, *, whole_screen: bool = False) -> Iterator[Callable[
 
 
 @contextlib.contextmanager
-def _keys(wanted: bool) -> Iterator[list[int]]:
+def _keys(read_keys: bool) -> Iterator[list[int]]:
     """Give the descriptors on which keys are heard one by one."""
-    if wanted and sys.stdin.isatty():
+    if read_keys and sys.stdin.isatty():
         watched = [sys.stdin.fileno()]
     else:
         watched = []
     before = [termios.tcgetattr(descriptor) for descriptor in watched]
     try:
-        if wanted:
+        if read_keys:
             # Ctrl-Z would leave the shell on our screen.
             signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         for descriptor in watched:
@@ -180,22 +180,22 @@ def cleaned(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def bar_cells(parts: Sequence[int], total: int, most: int) -> list[int]:
+def bar_cells(parts: Sequence[int], total: int, width: int) -> list[int]:
     """Return the cells of a bar for each part: only a part of zero has none, and together they
     fill it.
     """
-    cells = [max(min(part, 1), round(most * part / max(1, total))) for part in parts]
-    while (over := sum(cells) - most) != 0:
+    cells = [max(min(part, 1), round(width * part / max(1, total))) for part in parts]
+    while (over := sum(cells) - width) != 0:
         cells[cells.index(max(cells))] -= 1 if over > 0 else -1
     return cells
 
 
 def sparkline(values: Iterable[float], room: int, digits: int = 0) -> str:
     """Draw the newest values and say their maximum. Whatever is above zero is drawn above zero."""
-    shown = list(values)[-max(1, room - 20) :]
-    most = max(shown, default=0.0)
-    heights = (0 if value <= 0 else max(1, round(7 * value / most)) for value in shown)
-    return "".join("▁▂▃▄▅▆▇█"[height] for height in heights) + f"  max {most:,.{digits}f}"
+    newest = list(values)[-max(1, room - 20) :]
+    maximum = max(newest, default=0.0)
+    heights = (0 if value <= 0 else max(1, round(7 * value / maximum)) for value in newest)
+    return "".join("▁▂▃▄▅▆▇█"[height] for height in heights) + f"  max {maximum:,.{digits}f}"
 
 
 def progress_bar(done: int, total: int | None) -> str:
@@ -230,11 +230,11 @@ class LevelLines:
             else:
                 speed = ""
             if progress.total:
-                asked = f"{progress.done:,} of {_how_many(progress)} done"
+                done = f"{progress.done:,} of {_how_many(progress)} done"
             else:
-                asked = f"{progress.done:,} done"
+                done = f"{progress.done:,} done"
             self._say(
-                f"{part}: {asked}, {progress.in_flight} in flight{speed}{_failed_so_far(progress)}"
+                f"{part}: {done}, {progress.in_flight} in flight{speed}{_failed_so_far(progress)}"
             )
 
     def _say(self, line: str) -> None:
@@ -256,7 +256,7 @@ _RUNNING: tuple[Column[tuple[int, Sequence[float]]], ...] = (
         "spread",
         "95 %",
         lambda row: runs_interval(row[1]),
-        lambda it: f"± {100 * it.upper_width:.1f} %",
+        lambda interval: f"± {100 * interval.upper_width:.1f} %",
     ),
 )
 
@@ -274,15 +274,15 @@ def now_line(progress: SessionProgress) -> str:
         many = f"{progress.done:,}/{progress.total:,}"
     else:
         many = f"{progress.done:,}"
-    told = f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {many}"
+    line = f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {many}"
     if progress.stage == "judging":
-        return f"{told} answers"
+        return f"{line} answers"
     if progress.tok_s:
         speed = f" · {number(progress.tok_s, digits=1)} tok/s now"
     else:
         speed = ""
     return (
-        f"{told} requests{speed} · {progress.in_flight} in flight · {progress.failed} "
+        f"{line} requests{speed} · {progress.in_flight} in flight · {progress.failed} "
         f"failed{_left(progress)}"
     )
 
@@ -316,7 +316,7 @@ def _left(progress: SessionProgress) -> str:
     if progress.left_s is None or not progress.level or not (runs or progress.stage == "asking"):
         return ""
     if runs:
-        more = f", {runs} more run{'s' if runs > 1 else ''} at most"
+        rest = f", {runs} more run{'s' if runs > 1 else ''} at most"
     else:
-        more = " of this level"
-    return f" · about {format_seconds(progress.left_s)} left{more}"
+        rest = " of this level"
+    return f" · about {format_seconds(progress.left_s)} left{rest}"

@@ -86,14 +86,14 @@ FIGURES: dict[str, Column[LevelAndAlone]] = {
     column.key: column for column in (*_CONVERSATION, *_WORK)
 }
 _FAILED: tuple[Column[Verdict], ...] = (
-    Column("level", "C", lambda one: one.level),
-    Column("item", "task", lambda one: one.item, right=False),
-    Column("repeat", "repeat", lambda one: one.repeat + 1),
-    Column("outcome", "outcome", lambda one: one.outcome.value, right=False),
+    Column("level", "C", lambda verdict: verdict.level),
+    Column("item", "task", lambda verdict: verdict.item, right=False),
+    Column("repeat", "repeat", lambda verdict: verdict.repeat + 1),
+    Column("outcome", "outcome", lambda verdict: verdict.outcome.value, right=False),
     Column(
         "detail",
         "why",
-        lambda one: one.detail,
+        lambda verdict: verdict.detail,
         lambda detail: shortened(detail, _DETAIL),
         right=False,
     ),
@@ -117,9 +117,9 @@ def failed_tables(
 ) -> list[Table]:
     """Return one table; none where all passed."""
     failed = [verdict for verdict in verdicts if verdict.level and not verdict.passed]
-    more = len(failed) - MOST_FAILURES
-    if more > 0:
-        notes: tuple[str, ...] = (f"{more} more; `skep runs export` lists all",)
+    unlisted = len(failed) - MOST_FAILURES
+    if unlisted > 0:
+        notes: tuple[str, ...] = (f"{unlisted} more; `skep runs export` lists all",)
     else:
         notes = ()
     if failed:
@@ -223,11 +223,13 @@ def answers_of(side: MixedSide) -> list[dict[str, Any]]:
     """Return each request that was measured: what was asked, what was answered, and what became of
     it.
     """
-    known = {(verdict.level, verdict.repeat, verdict.index): verdict for verdict in side.verdicts}
-    found = []
+    verdicts = {
+        (verdict.level, verdict.repeat, verdict.index): verdict for verdict in side.verdicts
+    }
+    answers = []
     for row in side.rows:
         if row.level:
-            verdict = known.get((row.level, row.repeat, row.index))
+            verdict = verdicts.get((row.level, row.repeat, row.index))
             record = picked(
                 row, "level repeat kind turn prompt_tokens output_tokens error_kind finish_reason"
             )
@@ -235,8 +237,8 @@ def answers_of(side: MixedSide) -> list[dict[str, Any]]:
             record["outcome"], record["detail"] = (
                 (verdict.outcome.value, verdict.detail) if verdict else (None, None)
             )
-            found.append({**record, **picked(row, "prompt answer reasoning")})
-    return found
+            answers.append({**record, **picked(row, "prompt answer reasoning")})
+    return answers
 
 
 def spot_words(summary: MixedSummary) -> str:
@@ -245,17 +247,17 @@ def spot_words(summary: MixedSummary) -> str:
         return "no level is recommended"
     quick = advice.quick_side_tasks
     if quick is None:
-        told = []
+        limits = []
     else:
-        told = [f"{side_tasks_words(quick)} within {QUICK_SLOWDOWN}x of its time alone"]
+        limits = [f"{side_tasks_words(quick)} within {QUICK_SLOWDOWN}x of its time alone"]
     if quick is None or advice.concurrency - 1 > quick:
-        told.append(f"{side_tasks_words(advice.concurrency - 1)} within {MOST_SLOWDOWN}x")
+        limits.append(f"{side_tasks_words(advice.concurrency - 1)} within {MOST_SLOWDOWN}x")
     batch = advice.batch_side_tasks
     if batch is None:
         for_batch = ""
     else:
         for_batch = f"; for batch work: {side_tasks_words(batch)} (C={batch + 1})"
-    return f"beside a conversation: {', '.join(told)}{for_batch}"
+    return f"beside a conversation: {', '.join(limits)}{for_batch}"
 
 
 def side_tasks_words(count: int) -> str:
@@ -269,7 +271,7 @@ def side_tasks_words(count: int) -> str:
 def mixed_page(run: StoredRun, summary: MixedSummary, verdicts: Sequence[Verdict] = ()) -> str:
     """Return one HTML document. `verdicts`: to list the answers that did not pass."""
     series = series_of([(run, summary)])
-    most = max((level.concurrency for level in summary.levels), default=0)
+    highest_concurrency = max((level.concurrency for level in summary.levels), default=0)
     return run_report(
         "mixed_page.html",
         run,
@@ -279,5 +281,5 @@ def mixed_page(run: StoredRun, summary: MixedSummary, verdicts: Sequence[Verdict
         summary=summary,
         spot_words=spot_words(summary),
         tables=tables_of(summary, verdicts),
-        drawn=mixed_pictures(series, side_tasks_at(series, most)),
+        drawn=mixed_pictures(series, side_tasks_at(series, highest_concurrency)),
     )

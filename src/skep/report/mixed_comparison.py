@@ -72,14 +72,17 @@ def comparison_tables(
     advice.
     """
     if compared is not None:
-        found = {(one.metric, one.concurrency): one for one in compared.found}
+        judged = {
+            (comparison.metric, comparison.concurrency): comparison
+            for comparison in compared.found
+        }
     else:
-        found = {}
+        judged = {}
     levels = sorted({level.concurrency for run in runs for level in run.levels})
     tables = []
     for title, key in _LEVEL_TABLES:
         rows = [
-            FigureRow(str(c), _level_cells(runs, key, c), found.get((title, c))) for c in levels
+            FigureRow(str(c), _level_cells(runs, key, c), judged.get((title, c))) for c in levels
         ]
         if any(cell != UNKNOWN for row in rows for cell in row.cells):
             tables.append(_table(title, "C", runs, rows))
@@ -145,10 +148,10 @@ def _ratio(row: FigureRow) -> str | None:
 
 def _level_cells(runs: Sequence[MixedSeries], key: str, concurrency: int) -> tuple[str, ...]:
     column = FIGURES[key]
-    found = ((run, _level_at(run, concurrency)) for run in runs)
+    levels = ((run, _level_at(run, concurrency)) for run in runs)
     return tuple(
         UNKNOWN if level is None else column.cell((level, run.summary.alone))
-        for run, level in found
+        for run, level in levels
     )
 
 
@@ -190,8 +193,8 @@ def _axes_table(runs: Sequence[MixedSeries]) -> Table:
 
 
 def _axis_cells(runs: Sequence[MixedSeries], name: str) -> tuple[str, ...]:
-    found = (next((axis for axis in run.summary.axes if axis.name == name), None) for run in runs)
-    return tuple(UNKNOWN if axis is None else _axis_words(axis) for axis in found)
+    axes = (next((axis for axis in run.summary.axes if axis.name == name), None) for run in runs)
+    return tuple(UNKNOWN if axis is None else _axis_words(axis) for axis in axes)
 
 
 def _axis_words(axis: Axis) -> str:
@@ -277,7 +280,7 @@ def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
         compared = compare_mixed(sides[0], sides[1])
     else:
         compared = None
-    most = full_load(runs)
+    concurrency = full_load(runs)
     failed = [
         table
         for run, side in zip(runs, sides, strict=True)
@@ -296,7 +299,9 @@ def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
             runs, {run.letter: sorted(of.limited) for run, of in zip(runs, sides, strict=True)}
         ),
         runs=runs,
-        drawn=mixed_pictures(runs, side_tasks_at(runs, most) if most is not None else {}),
+        drawn=mixed_pictures(
+            runs, side_tasks_at(runs, concurrency) if concurrency is not None else {}
+        ),
         tables=[*comparison_tables(runs, compared), *failed],
         footer=" · ".join(f"{run.letter}: run {run.run.id}" for run in runs),
     )
@@ -341,28 +346,28 @@ def verdict_sentence(compared: MixedComparison) -> str:
                 "finishes"
             )
         if all(ahead.values()):
-            told = " and ".join(
+            faster = " and ".join(
                 f"{name} is faster at {_levels_of(levels)}" for name, levels in ahead.items()
             )
-            return f"neither is better at every level: {told}"
+            return f"neither is better at every level: {faster}"
         if compared.judged(CONVERSATION, Judgement.SAME):
             return (
                 "not distinguishable: neither is shown to be faster or to have more right answers"
             )
         return "no verdict: no figure of the conversation can be compared"
-    other = "A" if better == "B" else "B"
+    loser = "A" if better == "B" else "B"
     if compared.answers_judgement in _ANSWERS_WORDS:
         reasons = ["it has more right answers"]
     else:
         reasons = []
-    if never := compared.unfinished["AB".index(other)]:
+    if never := compared.unfinished["AB".index(loser)]:
         reasons.append(
-            f"{other} never finished the conversation at C={', '.join(map(str, never))}"
+            f"{loser} never finished the conversation at C={', '.join(map(str, never))}"
         )
     if ahead[better]:
         reasons.append(f"its conversation is faster at {_levels_of(ahead[better])}")
-    if ahead[other]:
-        slower = f", though {other} is faster at {_levels_of(ahead[other])}"
+    if ahead[loser]:
+        slower = f", though {loser} is faster at {_levels_of(ahead[loser])}"
     else:
         slower = ""
     return f"better for this work: {better}, as {' and '.join(reasons)}{slower}"
@@ -373,8 +378,12 @@ _ANSWERS_WORDS = {Judgement.WORSE: "B has fewer", Judgement.BETTER: "B has more"
 
 def why_not_judged(compared: MixedComparison) -> list[str]:
     """Return each reason once, with the levels that it holds for."""
-    unknown = [one for one in compared.found if one.judgement is Judgement.UNKNOWN and one.why]
-    whys = dict.fromkeys(one.why for one in unknown)
+    unknown = [
+        comparison
+        for comparison in compared.found
+        if comparison.judgement is Judgement.UNKNOWN and comparison.why
+    ]
+    whys = dict.fromkeys(comparison.why for comparison in unknown)
     return [f"{' and '.join(_levels_with(unknown, why))} not judged: {why}" for why in whys]
 
 
@@ -397,12 +406,16 @@ def worse_answers(compared: MixedComparison) -> tuple[str, ...]:
     )
 
 
-def _levels_with(found: Sequence[Comparison], why: str) -> list[str]:
-    return list(dict.fromkeys(f"C={one.concurrency}" for one in found if one.why == why))
+def _levels_with(comparisons: Sequence[Comparison], why: str) -> list[str]:
+    return list(
+        dict.fromkeys(
+            f"C={comparison.concurrency}" for comparison in comparisons if comparison.why == why
+        )
+    )
 
 
-def _levels_of(found: Sequence[Comparison]) -> str:
-    return f"C={', '.join(str(one.concurrency) for one in found)}"
+def _levels_of(comparisons: Sequence[Comparison]) -> str:
+    return f"C={', '.join(str(comparison.concurrency) for comparison in comparisons)}"
 
 
 def _unfinished_sentences(compared: MixedComparison) -> list[str]:
@@ -420,22 +433,24 @@ def _conversation_sentences(compared: MixedComparison) -> list[str]:
         compared.judged(CONVERSATION, judgement)
         for judgement in (Judgement.BETTER, Judgement.WORSE)
     )
-    found = [
+    sentences = [
         f"conversation: B takes {_change_words(levels)} at {_levels_of(levels)}"
         for levels in differing
         if levels
     ]
     if same := compared.judged(CONVERSATION, Judgement.SAME):
-        found.append(f"conversation: not distinguishable at {_levels_of(same)}")
+        sentences.append(f"conversation: not distinguishable at {_levels_of(same)}")
     bare = [
-        one for one in compared.judged(CONVERSATION, Judgement.UNKNOWN) if one.why == ONE_REPEAT
+        comparison
+        for comparison in compared.judged(CONVERSATION, Judgement.UNKNOWN)
+        if comparison.why == ONE_REPEAT
     ]
     if bare:
-        found.append(
+        sentences.append(
             f"conversation: B took {_change_words(bare)} at {_levels_of(bare)}, in too few "
             "repeats to judge"
         )
-    return found
+    return sentences
 
 
 def _change_words(levels: Sequence[Comparison]) -> str:
@@ -448,14 +463,14 @@ def _change_words(levels: Sequence[Comparison]) -> str:
         return (
             f"from {number(-ends[0], digits=0)} % less to {number(ends[1], digits=0)} % more time"
         )
-    told = dict.fromkeys(number(size, digits=0) for size in sorted(map(abs, ends)))
-    return f"{' to '.join(told)} % {'less' if ends[0] < 0 else 'more'} time"
+    sizes = dict.fromkeys(number(size, digits=0) for size in sorted(map(abs, ends)))
+    return f"{' to '.join(sizes)} % {'less' if ends[0] < 0 else 'more'} time"
 
 
 def _steadiness(a: MixedSeries, b: MixedSeries) -> list[str]:
     """Return what full load does to the first token of each."""
     concurrency = full_load((a, b))
-    told = []
+    slowdowns = []
     for run in (a, b):
         if concurrency is None:
             full = None
@@ -463,18 +478,20 @@ def _steadiness(a: MixedSeries, b: MixedSeries) -> list[str]:
             full = _level_at(run, concurrency)
         alone = run.summary.alone
         if full is not None and alone is not None and alone.ttft_ms and known(full.ttft_ms):
-            told.append(f"{number((full.ttft_ms or 0.0) / alone.ttft_ms)}x of C=1 ({run.letter})")
-    if len(told) == 2:
-        return [f"{TTFT} at C={concurrency}: {', '.join(told)}"]
+            slowdowns.append(
+                f"{number((full.ttft_ms or 0.0) / alone.ttft_ms)}x of C=1 ({run.letter})"
+            )
+    if len(slowdowns) == 2:
+        return [f"{TTFT} at C={concurrency}: {', '.join(slowdowns)}"]
     return []
 
 
 def _answers_sentence(a: MixedSeries, b: MixedSeries, compared: MixedComparison) -> str:
     if compared.answers is None:
         return "right answers: not judged in both"
-    told = ", ".join(f"{_passed(run)} ({run.letter})" for run in (a, b))
-    shown = "no difference is shown; so few answers show only a collapse"
-    return f"right answers: {told}: {_ANSWERS_WORDS.get(compared.answers_judgement, shown)}"
+    shares = ", ".join(f"{_passed(run)} ({run.letter})" for run in (a, b))
+    undecided = "no difference is shown; so few answers show only a collapse"
+    return f"right answers: {shares}: {_ANSWERS_WORDS.get(compared.answers_judgement, undecided)}"
 
 
 def _passed(run: MixedSeries) -> str:

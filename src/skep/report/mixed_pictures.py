@@ -50,10 +50,10 @@ def mixed_pictures(
     task_bars = {name: list(map(_task_bar, tasks)) for name, tasks in side_tasks.items()}
     tasks = _bars(runs, task_bars, "s", room=2.1)
     axes = _bars(runs, _axis_bars(runs), "0 to 1, the more the better", room=1.18)
-    told = "Median time, and how many answers passed when they were executed."
+    caption = "Median time, and how many answers passed when they were executed."
     return [
         *curves,
-        (tasks, "Side tasks at full load", told),
+        (tasks, "Side tasks at full load", caption),
         (axes, "Axes", "What each means stands below, with its figures."),
     ]
 
@@ -62,7 +62,7 @@ def _curves(
     runs: Sequence[MixedSeries], unit: str, figure: Callable[[MixedLevel], float | None]
 ) -> Spec | None:
     """Return one curve a run; the letter stands at its end where there are several."""
-    found = []
+    curves = []
     for run in runs:
         measured = [(level.concurrency, figure(level)) for level in run.levels]
         points = [(c, value) for c, value in measured if value is not None and known(value)]
@@ -72,10 +72,10 @@ def _curves(
             if unit == "s" and (ends := _repeats_range(level))
         }
         end = run.letter if len(runs) > 1 else ""
-        found.append(
+        curves.append(
             charts.ChartCurve(points, run.colour, end, run.dash, run.shape, ranges=ranges)
         )
-    return charts.curves_chart(found, unit, labelled=len(runs) == 1)
+    return charts.curves_chart(curves, unit, labelled=len(runs) == 1)
 
 
 def _repeats_range(level: MixedLevel) -> tuple[float, float] | None:
@@ -103,12 +103,12 @@ def _bars(
     for name, bars in by_name.items():
         for run, bar in zip(runs, bars, strict=True):
             if bar is not None:
-                shown = printable(f"{name}  {run.letter}" if len(runs) > 1 else name)
+                label = printable(f"{name}  {run.letter}" if len(runs) > 1 else name)
                 rows.append(
-                    {"name": shown, "value": bar[0], "label": bar[1], "colour": run.colour}
+                    {"name": label, "value": bar[0], "label": bar[1], "colour": run.colour}
                 )
     if rows:
-        return charts.bars_chart(rows, unit, room=room, least=_ROW_PX)
+        return charts.bars_chart(rows, unit, room=room, row_px=_ROW_PX)
     return None
 
 

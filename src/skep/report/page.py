@@ -42,7 +42,10 @@ class JoinedLines(Extension):
             joined = token.value
             if token.type == "data":
                 joined = _LINE_BREAK.sub(
-                    lambda it: " " if it[1] is it[2] is None else it[1] or "", token.value
+                    lambda line_break: (
+                        " " if line_break[1] is line_break[2] is None else line_break[1] or ""
+                    ),
+                    token.value,
                 )
             yield Token(token.lineno, token.type, joined)
 
@@ -110,9 +113,12 @@ def column_groups(columns: Sequence[Column[Any]]) -> list[tuple[str | None, list
     None.
     """
     heads = groupby(
-        columns, key=lambda one: one.group and f"{one.group[0]}{one.unit and f',{one.unit}'}"
+        columns,
+        key=lambda column: (
+            column.group and f"{column.group[0]}{column.unit and f',{column.unit}'}"
+        ),
     )
-    return [(head, list(some)) for head, some in heads]
+    return [(head, list(group)) for head, group in heads]
 
 
 def _printable(value: object) -> object:

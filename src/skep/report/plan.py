@@ -35,77 +35,78 @@ if TYPE_CHECKING:
     from skep.report.charts import Spec
 
 Document = Mapping[str, Any]
-_BAR = 30
-# of a plan that is read at a glance
+_BAR = 30  # characters of a bar
+# How much a plan that is read at a glance shows of each.
 _WAYS = 3
 _LEVELS = 5
 _CAVEATS = 2
-_DRAWN_TERMS = ("weights", "draft layers", "vision tower", KV_POOL, WINDOW, STATE)
+_WEIGHT_TERMS = ("weights", "draft layers", "vision tower")
+_DRAWN_TERMS = (*_WEIGHT_TERMS, KV_POOL, WINDOW, STATE)
 _BASIS = {
     "published": "published figures",
     "calibrated": "a calibration",
     "measured": "own sweeps",
     "corrected": "published rows of this layout",
 }
-_DROPPED = 10
+_DROPPED = 10  # rejected layouts that are named
 _DRAWN = 3  # plans with a curve on a page
 
 
-def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False) -> None:
+def print_plan(answer: PlanAnswer, *, in_full: bool = False, commands: bool = False) -> None:
     """Print the answer on about 25 lines.
 
     `more`: everything else that is known; `commands`: what `skep up` runs.
     """
-    choice = found.recommended
+    choice = answer.recommended
     best = choice.plans[0]
-    if len(found.choices) > 1:
-        _print_rigs(found)
+    if len(answer.choices) > 1:
+        _print_rigs(answer)
     else:
-        _print_rig(found, choice, more=more)
-    _print_warnings(found, choice, more=more)
-    if more:
-        _print_more(found, best)
-    up = start_line(found, best)
-    _section(f"Start it on {choice.rig.title}" if len(found.choices) > 1 else "Start it")
+        _print_rig(answer, choice, in_full=in_full)
+    _print_warnings(answer, choice, in_full=in_full)
+    if in_full:
+        _print_more(answer, best)
+    up = start_line(answer, best)
+    _section(f"Start it on {choice.rig.title}" if len(answer.choices) > 1 else "Start it")
     for line in [up] if up is not None else ["by hand, on each machine"]:
         _say_wrapped(f"  {line}", " \\")
     if commands and up is not None:
-        _section("The same by hand", _commands(found, best))
-    if not more:
+        _section("The same by hand", _commands(answer, best))
+    if not in_full:
         _say_wrapped(
             "--more: reasons, rejected layouts, all memory terms; --commands: the engines' "
             "own command lines"
         )
 
 
-def _print_rig(found: PlanAnswer, choice: PlanChoice, *, more: bool) -> None:
+def _print_rig(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None:
     """Print the plan of one rig: its layouts, its levels, and the memory of a card."""
     best = choice.plans[0]
-    for line in answer_lines(found, choice, best):
+    for line in answer_lines(answer, choice, best):
         _say_wrapped(line)
-    if found.preset is None:
+    if answer.preset is None:
         title = "Layouts, best first"
     else:
-        title = f"Layout of {found.preset.preset.name}"
+        title = f"Layout of {answer.preset.preset.name}"
     _section(f"{title} ({_FIGURE_WORDS})")
-    _layouts(found, found.ranked if more else three_ways(found.ranked))
+    _layouts(answer, answer.ranked if in_full else three_ways(answer.ranked))
     if choice.first_because is not None:
         _say_wrapped(f"first because: {choice.first_because}")
-    goal = found.goal
+    goal = answer.goal
     load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
     _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
-    print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
-    if found.preset is not None and found.preset.figures:
-        _print_published(found.preset)
+    print_records(SPEEDS, best.predicted if in_full else _few(best.predicted, goal.agents))
+    if answer.preset is not None and answer.preset.figures:
+        _print_published(answer.preset)
     _say("")
     _say_wrapped(memory_bar(best))
 
 
-def _print_warnings(found: PlanAnswer, choice: PlanChoice, *, more: bool) -> None:
+def _print_warnings(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None:
     best = choice.plans[0]
-    beside_cards = () if len(found.choices) > 1 else (choice.idle,)
-    warnings = [line for line in caveats(found, best) if line not in beside_cards]
-    if not more:
+    beside_cards = () if len(answer.choices) > 1 else (choice.idle,)
+    warnings = [line for line in caveats(answer, best) if line not in beside_cards]
+    if not in_full:
         warnings = list(dict.fromkeys([*warnings[:_CAVEATS], *author_notes(best)]))
     for line in warnings:
         _say_wrapped(f"! {line}")
@@ -135,16 +136,16 @@ def correction_words(
     if all(figure.uncorrected_tok_s is None for figure in figures):
         return None
     if any(figure.corrected_by_it for figure in figures):
-        said = f"{predicted} is corrected by these very figures, so {difference} does not test it"
+        owes = f"{predicted} is corrected by these very figures, so {difference} does not test it"
     else:
-        said = f"{predicted} is corrected by other published rows of this layout"
-    return f"{said}; {uncorrected} is what the planner expects without them"
+        owes = f"{predicted} is corrected by other published rows of this layout"
+    return f"{owes}; {uncorrected} is what the planner expects without them"
 
 
-def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
+def answer_lines(answer: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
     """Say what it is, how fast, and which files it takes."""
-    at = _at(best, found.goal.agents)
-    goal = found.goal
+    at = _at(best, answer.goal.agents)
+    goal = answer.goal
     agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
     together = (
         f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), reading "
@@ -158,8 +159,8 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     else:
         met = ", NOT within --slo"
     first = f"first token after {format_seconds(at.ttft_ms / 1000)}{met}"
-    context = _context_words(found, best)
-    lines = [f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
+    context = _context_words(answer, best)
+    lines = [f"{answer.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
     lines.append(f"{together}; {streaming}")
     lines.append(f"{first}; {context}")
     if best.checkpoint is not None:
@@ -176,11 +177,11 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     return lines
 
 
-def _context_words(found: PlanAnswer, best: Plan) -> str:
+def _context_words(answer: PlanAnswer, best: Plan) -> str:
     """Say what every slot holds at once; of a preset, its own context first."""
     context_each = best.rated.context_each
     context = best.setup.context
-    if found.preset is None or context is None or context == context_each:
+    if answer.preset is None or context is None or context == context_each:
         return f"{context_each:,} tokens of context each"
     if context_each:
         full = f"{context_each:,} each with all slots full"
@@ -207,8 +208,8 @@ def three_ways(ranked: Sequence[Ranked]) -> list[Ranked]:
 def _few(levels: Sequence[Predicted], agents: int) -> list[Predicted]:
     """Return the two ends, the agents asked for, and what lies between, five at most."""
     while len(levels) > _LEVELS:
-        kept = (levels[0], levels[-1])
-        spare = [level for level in levels if level not in kept and level.concurrency != agents]
+        ends = (levels[0], levels[-1])
+        spare = [level for level in levels if level not in ends and level.concurrency != agents]
         levels = [level for level in levels if level is not spare[len(spare) // 2]]
     return list(levels)
 
@@ -216,43 +217,51 @@ def _few(levels: Sequence[Predicted], agents: int) -> list[Predicted]:
 def memory_bar(plan: Plan) -> str:
     """Draw one card with everybody's task in it: weights, KV, the rest, and what is left."""
     memory = plan.rated.full_memory()
-    setup = plan.setup
+    slots = plan.setup.slots
+    weights = sum(memory.bytes_of(name) for name in _WEIGHT_TERMS)
     kv = memory.needed_kv_bytes + sum(memory.bytes_of(name) for name in (WINDOW, STATE))
-    weights = sum(memory.bytes_of(name) for name in ("weights", "draft layers", "vision tower"))
-    other = sum(term.bytes for term in memory.terms if term.name not in _DRAWN_TERMS)
-    sizes = {
-        "weights": weights,
-        f"KV of {setup.slots} task{'s' if setup.slots != 1 else ''}": kv,
-        "engine": other,
-    }
-    sizes["free"] = max(0, memory.usable_bytes - sum(sizes.values()))
-    cells = [round(size / memory.usable_bytes * _BAR) for size in sizes.values()]
-    bar = "".join(sign * count for sign, count in zip("█▓▒░", cells, strict=True))
-    told = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes.items())
-    return f"One {memory.card.id}, {memory.usable_bytes / GIB:.1f} GiB: {bar} {told}"
+    engine = sum(term.bytes for term in memory.terms if term.name not in _DRAWN_TERMS)
+    free = max(0, memory.usable_bytes - (weights + kv + engine))
+    parts = (
+        ("█", "weights", weights),
+        ("▓", f"KV of {slots} task{'s' if slots != 1 else ''}", kv),
+        ("▒", "engine", engine),
+        ("░", "free", free),
+    )
+    bar = ""
+    sizes = []
+    for sign, name, size in parts:
+        bar += sign * round(size / memory.usable_bytes * _BAR)
+        sizes.append(f"{name} {size / GIB:.1f}")
+    usable = f"{memory.usable_bytes / GIB:.1f} GiB"
+    return f"One {memory.card.id}, {usable}: {bar} {', '.join(sizes)}"
 
 
-def _print_rigs(found: PlanAnswer) -> None:
+def _print_rigs(answer: PlanAnswer) -> None:
     """Print one row a rig, then what to buy."""
-    goal = found.goal
+    goal = answer.goal
     agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
     _say(
-        f"{found.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, "
+        f"{answer.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, "
         f"{goal.output_tokens:.0f} out"
     )
     _say(_FIGURE_WORDS)
-    rows = sorted(found.choices, key=found.place)
+    rows = sorted(answer.choices, key=answer.place)
 
     def of_best(value: Callable[[Plan], object]) -> Callable[[PlanChoice], object]:
-        return lambda one: value(one.plans[0]) if one.plans else None
+        return lambda choice: value(choice.plans[0]) if choice.plans else None
 
     columns: list[Column[PlanChoice]] = [
         _left("rig", "RIG", _rig_words),
-        _left("best", "BEST", lambda one: _what(one.plans[0]) if one.plans else "does not fit"),
+        _left(
+            "best",
+            "BEST",
+            lambda choice: _what(choice.plans[0]) if choice.plans else "does not fit",
+        ),
         Column("tok_s", "TOK/S", of_best(lambda p: _at(p, goal.agents).effective_tok_s), as_count),
         Column("each", "STREAM", of_best(lambda p: _at(p, goal.agents).task_tok_s), as_count),
         Column("context", "CONTEXT", of_best(lambda p: p.rated.context_each), as_count),
-        Column("price", "PRICE", lambda one: one.rig.price, as_count, optional=True),
+        Column("price", "PRICE", lambda choice: choice.rig.price, as_count, optional=True),
         Column(
             "per_price",
             "TOK/S PER 1000",
@@ -267,13 +276,13 @@ def _print_rigs(found: PlanAnswer) -> None:
         ),
     ]
     print_records(columns, rows)
-    for choice in found.choices:
+    for choice in answer.choices:
         if not choice.plans:
             _say(
                 f"{choice.rig.title}: "
                 f"{choice.rejected[0].reason if choice.rejected else 'nothing was left to try'}"
             )
-    _say(what_to_buy(found))
+    _say(what_to_buy(answer))
 
 
 def _per_price(agents: int, choice: PlanChoice, plan: Plan | None = None) -> float | None:
@@ -294,20 +303,20 @@ def _rig_words(choice: PlanChoice) -> str:
     return f"{rig.title} @{rig.price / len(rig.cards):,.0f} each"
 
 
-def what_to_buy(found: PlanAnswer) -> str:
+def what_to_buy(answer: PlanAnswer) -> str:
     """Name the cheapest rig that meets the requirement and the one with the most speed for its
     money.
     """
-    agents = found.goal.agents
-    fitting = [choice for choice in found.choices if choice.plans]
-    kept = [choice for choice in fitting if choice.plans[0].rated.keeps_promise]
-    if found.goal.limits:
+    agents = answer.goal.agents
+    fitting = [choice for choice in answer.choices if choice.plans]
+    promising = [choice for choice in fitting if choice.plans[0].rated.keeps_promise]
+    if answer.goal.limits:
         promise = "--slo and room for every agent"
     else:
         promise = "room for every agent"
-    if not kept:
+    if not promising:
         return f"None of them meets the requirement: {promise}."
-    chosen = found.recommended
+    chosen = answer.recommended
     if chosen.rig.price is None:
         fastest = f"Fastest that meets the requirement ({promise}): {chosen.rig.title}."
         return f"{fastest} RIG@PRICE, the price of one card, says what to buy."
@@ -315,29 +324,29 @@ def what_to_buy(found: PlanAnswer) -> str:
         f"Buy {chosen.rig.title}: at {chosen.rig.price:,.0f} the cheapest that meets the "
         f"requirement ({promise})"
     )
-    return f"{buy}; {_for_the_money(agents, chosen, kept, fitting)}."
+    return f"{buy}; {_for_the_money(agents, chosen, promising, fitting)}."
 
 
 def _for_the_money(
-    agents: int, chosen: PlanChoice, kept: Sequence[PlanChoice], fitting: Sequence[PlanChoice]
+    agents: int, chosen: PlanChoice, promising: Sequence[PlanChoice], fitting: Sequence[PlanChoice]
 ) -> str:
     """Say which of those that meet the requirement gives the most tok/s per price."""
 
     def per_price(choice: PlanChoice) -> float:
         return _per_price(agents, choice) or 0.0
 
-    most = max(kept, key=per_price)
-    figure = f"{per_price(most):,.0f} tok/s per 1000"
-    if per_price(most) >= max(map(per_price, fitting)):
+    best_value = max(promising, key=per_price)
+    figure = f"{per_price(best_value):,.0f} tok/s per 1000"
+    if per_price(best_value) >= max(map(per_price, fitting)):
         scope = ""
     else:
         scope = " of those that meet it"
-    if most is chosen:
+    if best_value is chosen:
         return f"it also gives the most for its money{scope}, {figure}"
-    return f"{most.rig.title} gives the most for its money{scope}, {figure}"
+    return f"{best_value.rig.title} gives the most for its money{scope}, {figure}"
 
 
-def _print_more(found: PlanAnswer, best: Plan) -> None:
+def _print_more(answer: PlanAnswer, best: Plan) -> None:
     wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
     _say(
         "8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else "")
@@ -355,9 +364,9 @@ def _print_more(found: PlanAnswer, best: Plan) -> None:
     ]
     if rules:
         _section("Rules that apply", rules)
-    _rejected(found)
-    if found.notes:
-        _section("Notes", found.notes)
+    _rejected(answer)
+    if answer.notes:
+        _section("Notes", answer.notes)
 
 
 def _links(choice: PlanChoice) -> str:
@@ -474,9 +483,9 @@ def _length(figure: FigureBeside, tokens: int) -> str:
     return f"{tokens:,}*"
 
 
-def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
-    engines = len(found.engines) > 1
-    agents = found.goal.agents
+def _layouts(answer: PlanAnswer, ranked: Sequence[Ranked]) -> None:
+    engines = len(answer.engines) > 1
+    agents = answer.goal.agents
 
     def figure(column: Column[Any]) -> Column[Ranked]:
         return replace(column, value=lambda pair: column.value(_at(pair[1], agents)))
@@ -541,16 +550,16 @@ def _memory(plan: Plan) -> None:
     _say(f"at once: {setup.slots} sequence(s) of {plan.largest_context:,} tokens")
 
 
-def _commands(found: PlanAnswer, plan: Plan) -> list[str]:
-    return [*commands_of(found, plan), *filter(None, [gateway_line(plan.setup, plan.rated.rig)])]
+def _commands(answer: PlanAnswer, plan: Plan) -> list[str]:
+    return [*commands_of(answer, plan), *filter(None, [gateway_line(plan.setup, plan.rated.rig)])]
 
 
-def _rejected(found: PlanAnswer) -> None:
+def _rejected(answer: PlanAnswer) -> None:
     """Print why layouts were rejected; layouts rejected by the same rule share a line."""
-    for choice in found.choices:
+    for choice in answer.choices:
         if not choice.rejected:
             continue
-        _section("Rejected" if len(found.choices) == 1 else f"Rejected on {choice.rig.title}")
+        _section("Rejected" if len(answer.choices) == 1 else f"Rejected on {choice.rig.title}")
         heads = [r for r in choice.rejected if r.rule == "heads"]
         if len(heads) > 1:
             _say(f"  {', '.join(f'TP={r.layout.tp}' for r in heads)}: e.g. {heads[-1].reason}")
@@ -585,15 +594,15 @@ def _say(text: str) -> None:
     print(text)  # noqa: T201
 
 
-def plan_page(found: Document) -> str:
+def plan_page(document: Document) -> str:
     """One HTML document that needs no other file and no network.
 
     Nothing on it was measured, and it says so.
     """
     from skep.report.page import render
 
-    plans = found["plans"]
-    agents = found["goal"]["agents"]
+    plans = document["plans"]
+    agents = document["goal"]["agents"]
     best = plans[0]
     drawn = [plan for plan in plans if len(plan["predicted"]) > 2][:_DRAWN]
     legend = "; ".join(
@@ -605,15 +614,15 @@ def plan_page(found: Document) -> str:
         (predicted_chart(drawn, "ttft_ms", "ms"), "Time to first token", "mean over all tasks"),
         (_bars(memory, "GiB"), "Memory of one GPU", f"of {best['card_bytes'] / GIB:.1f} GiB"),
     ]
-    names = {"kind": "plan", "name": "plan", "title": f"{found['model']} on {best['rig']}"}
+    names = {"kind": "plan", "name": "plan", "title": f"{document['model']} on {best['rig']}"}
     own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures}
     words = {"level_of": level_of, "layout_name": layout_name, "rejected_name": rejected_name}
-    if found["preset"]:
-        figures = convert(found["preset"]["figures"], list[FigureBeside])
+    if document["preset"]:
+        figures = convert(document["preset"]["figures"], list[FigureBeside])
     else:
         figures = []
     own |= {"correction": correction_words(figures), "signed_percent": _signed_percent}
-    return render("plan_page.html", **names, **own, **words, found=found)
+    return render("plan_page.html", **names, **own, **words, found=document)
 
 
 def layout_name(plan: Document) -> str:

@@ -14,58 +14,64 @@ from skep.report.terminal import note
 from skep.units import UNKNOWN, number, percent
 
 
-def _lengths(one: CheckedFigure) -> str:
-    told = (one.published.input_tokens, one.published.output_tokens)
-    return " / ".join(UNKNOWN if length is None else f"{length:,}" for length in told)
+def _lengths(figure: CheckedFigure) -> str:
+    lengths = (figure.published.input_tokens, figure.published.output_tokens)
+    return " / ".join(UNKNOWN if length is None else f"{length:,}" for length in lengths)
 
 
 _PLANNED: tuple[Column[CheckedFigure], ...] = (
-    Column("concurrency", "C", lambda one: one.published.concurrency),
-    Column("metric", "tok/s of", lambda one: one.published.metric, right=False),
+    Column("concurrency", "C", lambda figure: figure.published.concurrency),
+    Column("metric", "tok/s of", lambda figure: figure.published.metric, right=False),
     Column("lengths", "in / out", _lengths),
-    Column("published", "published", lambda one: one.published.tok_s, number),
-    Column("planned", "planned", lambda one: one.planned_tok_s, number),
-    Column("uncorrected", "uncorrected", lambda one: one.uncorrected_tok_s, number, optional=True),
+    Column("published", "published", lambda figure: figure.published.tok_s, number),
+    Column("planned", "planned", lambda figure: figure.planned_tok_s, number),
+    Column(
+        "uncorrected",
+        "uncorrected",
+        lambda figure: figure.uncorrected_tok_s,
+        number,
+        optional=True,
+    ),
 )
 _MEASURED: Column[CheckedFigure] = Column(
-    "measured", "measured", lambda one: one.measured_tok_s, number
+    "measured", "measured", lambda figure: figure.measured_tok_s, number
 )
 _COMPARED: tuple[Column[CheckedFigure], ...] = (
-    Column("interval", "95 %", lambda one: interval_text(one.measured_interval)),
+    Column("interval", "95 %", lambda figure: interval_text(figure.measured_interval)),
     Column(
         "share",
         "of published",
-        lambda one: None if one.share is None else 100 * one.share,
+        lambda figure: None if figure.share is None else 100 * figure.share,
         percent,
     ),
 )
 
 
-def print_check(found: PresetCheck) -> None:
-    if found.simulated:
+def print_check(check: PresetCheck) -> None:
+    if check.simulated:
         measured = replace(_MEASURED, title="SIMULATED")
     else:
         measured = _MEASURED
-    print_records((*_PLANNED, measured, *_COMPARED), found.figures)
-    if found.simulated:
+    print_records((*_PLANNED, measured, *_COMPARED), check.figures)
+    if check.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
 
 
-def check_remarks(found: PresetCheck) -> list[str]:
+def check_remarks(check: PresetCheck) -> list[str]:
     """Return where the figures come from, and the run that measured them."""
     corrected = correction_words(
-        found.figures, ("planned", "uncorrected", "planned beside published")
+        check.figures, ("planned", "uncorrected", "planned beside published")
     )
-    if found.simulated:
-        measured = f"simulated: on {found.rig or found.hardware}, not measured"
+    if check.simulated:
+        measured = f"simulated: on {check.rig or check.hardware}, not measured"
     else:
         measured = "measured: here, now"
-    if found.rig is None:
-        planned = f"; planned: for {found.hardware}"
+    if check.rig is None:
+        planned = f"; planned: for {check.hardware}"
     else:
-        planned = f", on {found.hardware}"
+        planned = f", on {check.hardware}"
     return [
-        f"published: {found.source}{planned}; {measured}",
+        f"published: {check.source}{planned}; {measured}",
         *filter(None, [corrected]),
-        f"stored as run {found.run}; `skep runs report {found.run}` writes the report",
+        f"stored as run {check.run}; `skep runs report {check.run}` writes the report",
     ]

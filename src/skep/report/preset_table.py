@@ -24,13 +24,13 @@ def print_presets(results: Sequence[MeasuredPreset], levels: Sequence[int]) -> N
 
     `levels`: those that were asked for; what was measured beyond them has a column too.
     """
-    seen = (
+    measured_levels = (
         level.concurrency
         for result in measured(results)
         if result.summary
         for level in result.summary.levels
     )
-    levels = sorted({*levels, *seen})
+    levels = sorted({*levels, *measured_levels})
     columns: list[Column[MeasuredPreset]] = [
         Column("preset", "PRESET", lambda result: result.preset.name, right=False),
         *(Column(f"c{level}", f"C={level}", partial(_cell, level)) for level in levels),
@@ -117,12 +117,12 @@ def _cell(concurrency: int, result: MeasuredPreset) -> str | None:
     published = _share(result, concurrency)
     figure = level.effective_tok_s if level is not None else None
     if figure is not None and known(figure):
-        here = number(figure, digits=1)
+        measured_text = number(figure, digits=1)
     else:
-        here = "–"
+        measured_text = "–"
     if published is None:
-        return here
-    return f"{here} [{published.figure.tok_s:g}{'' if published.same_lengths else '*'}]"
+        return measured_text
+    return f"{measured_text} [{published.figure.tok_s:g}{'' if published.same_lengths else '*'}]"
 
 
 def _share(result: MeasuredPreset, concurrency: int) -> PublishedShare | None:

@@ -92,10 +92,10 @@ class QualityRow(msgspec.Struct, frozen=True):
 
 
 def _signed(share: float) -> str:
-    shown = number(100 * share, digits=1)
-    if share > 0 and shown != "0.0":
-        return f"+{shown}"
-    return shown
+    text = number(100 * share, digits=1)
+    if share > 0 and text != "0.0":
+        return f"+{text}"
+    return text
 
 
 def _exactly(share: float) -> str:
@@ -103,10 +103,10 @@ def _exactly(share: float) -> str:
 
 
 def _of(
-    part: str, key: str, title: str, text: Callable[[Any], str], **more: Any
+    part: str, key: str, title: str, text: Callable[[Any], str], **options: Any
 ) -> Column[QualityRow]:
     """Return a figure of the row's difference (`found`) or of its requests (`arm`)."""
-    return Column(key, title, at(f"{part}.{key}"), text, **more)
+    return Column(key, title, at(f"{part}.{key}"), text, **options)
 
 
 _COLUMNS: tuple[Column[QualityRow], ...] = (
@@ -120,7 +120,7 @@ _COLUMNS: tuple[Column[QualityRow], ...] = (
         "bounds",
         "95 % bounds",
         lambda row: row.found,
-        lambda it: f"{_signed(it.low)} .. {_signed(it.high)}",
+        lambda difference: f"{_signed(difference.low)} .. {_signed(difference.high)}",
     ),
     _of("found", "lost", "lost", as_count),
     _of("found", "gained", "gained", as_count),
@@ -144,12 +144,14 @@ def _level_rows(summary: QualitySummary) -> list[QualityRow]:
     noise = "the noise floor: what changes without load"
     rows = [QualityRow("1 and 1", summary.noise, summary.noise_texts_changed, alone, "", noise)]
     for level in summary.levels:
-        said = claim_words(level, summary.delta)
+        words = claim_words(level, summary.delta)
         style = _STYLES[level.claim]
         name = str(level.concurrency)
         claim = level.claim.value
         rows.append(
-            QualityRow(name, level.difference, level.texts_changed, level.load, claim, said, style)
+            QualityRow(
+                name, level.difference, level.texts_changed, level.load, claim, words, style
+            )
         )
     return rows
 
@@ -177,7 +179,7 @@ def print_quality_tables(summary: QualitySummary) -> None:
     print_records(chosen(_COLUMNS, levels), _level_rows(summary))
     print()  # noqa: T201
     rows = _arm_rows(summary)
-    seen = {name for row in rows if row.arm for name, _ in row.arm.outcomes} | {
+    occurring = {name for row in rows if row.arm for name, _ in row.arm.outcomes} | {
         VerdictOutcome.PASSED.value
     }
 
@@ -186,7 +188,11 @@ def print_quality_tables(summary: QualitySummary) -> None:
             name, name, lambda row: dict(row.arm.outcomes).get(name, 0) if row.arm else None
         )
 
-    outcomes = [outcome(one.value) for one in VerdictOutcome if one.value in seen]
+    outcomes = [
+        outcome(outcome_kind.value)
+        for outcome_kind in VerdictOutcome
+        if outcome_kind.value in occurring
+    ]
     print_records([*chosen(_COLUMNS, "concurrency requests~1"), *outcomes], rows)
 
 
@@ -263,13 +269,13 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
     """
     with open_store(user_paths(os.environ).store, read_only=True) as store:
         run = store.run(summary.run_id)
-    asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
-    document: dict[str, Any] = {"model": run.model, "url": run.url, **asked}
+    settings = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
+    document: dict[str, Any] = {"model": run.model, "url": run.url, **settings}
     document |= to_builtins(summary) | {"conclusion": conclusion(summary)}
-    for level, shown in zip(summary.levels, document["levels"], strict=True):
-        shown["claim_in_words"] = claim_words(level, summary.delta)
+    for level, level_document in zip(summary.levels, document["levels"], strict=True):
+        level_document["claim_in_words"] = claim_words(level, summary.delta)
         for arm in ("base", "load"):
-            shown[arm]["outcomes"] = dict(getattr(level, arm).outcomes)
+            level_document[arm]["outcomes"] = dict(getattr(level, arm).outcomes)
     return document
 
 
@@ -298,8 +304,8 @@ def late_levels(run_id: str) -> list[str]:
             f"warning: the client was the limit at C={level}: fewer were in flight, and latency "
             "is better than it looks"
         )
-        for level, found in sorted(late.items())
-        if 2 * sum(found) > len(found)
+        for level, limited in sorted(late.items())
+        if 2 * sum(limited) > len(limited)
     ]
 
 

@@ -29,19 +29,25 @@ def read_documents() -> dict[str, Any]:
 
 
 def document_names() -> list[str]:
-    return [name for one in read_documents()["document"] for name in one["commands"]]
+    return [name for document in read_documents()["document"] for name in document["commands"]]
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    found = next((one for one in read_documents()["document"] if command in one["commands"]), None)
-    if found is None:
+    """Return the schema of what `skep COMMAND --json` prints; raise UserError for other names."""
+    about_commands = read_documents()["document"]
+    document = next((entry for entry in about_commands if command in entry["commands"]), None)
+    if document is None:
         raise UserError(f"there is no document `{command}`", hint="`skep schema` lists the names")
     parts: dict[str, Any] = {}
-    schema = schema_of_type(found["is"], parts)
-    draft = "https://json-schema.org/draft/2020-12/schema"
-    about = " ".join(f"{found['what']}. {found.get('about', '')}".split())
-    head = {"$schema": draft, "title": f"skep {command} --json", "description": about}
-    return {**head, **schema, "$defs": dict(sorted(parts.items()))}
+    schema = schema_of_type(document["is"], parts)
+    description = f"{document['what']}. {document.get('about', '')}"
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"skep {command} --json",
+        "description": " ".join(description.split()),
+        **schema,
+        "$defs": dict(sorted(parts.items())),
+    }
 
 
 def schema_of_type(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
@@ -49,59 +55,67 @@ def schema_of_type(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
     refers to.
     """
     if "|" in kind:
-        return {"anyOf": [schema_of_type(one, parts) for one in kind.split("|")]}
+        return {"anyOf": [schema_of_type(part, parts) for part in kind.split("|")]}
     if kind.endswith("?"):
         return {"anyOf": [schema_of_type(kind[:-1], parts), {"type": "null"}]}
-    if kind[0] in "[{":
-        inner = schema_of_type(kind[1:-1], parts)
-        is_list = kind[0] == "["
-        if is_list:
-            return {"type": "array", "items": inner}
-        return {"type": "object", "additionalProperties": inner}
-    if kind == "any" or kind in PLAIN:
-        if kind in PLAIN:
-            return {"type": PLAIN[kind]}
+    if kind[0] == "[":
+        return {"type": "array", "items": schema_of_type(kind[1:-1], parts)}
+    if kind[0] == "{":
+        return {"type": "object", "additionalProperties": schema_of_type(kind[1:-1], parts)}
+    if kind == "any":
         return {}
+    if kind in PLAIN:
+        return {"type": PLAIN[kind]}
     if kind not in parts:
         parts[kind] = {}  # it may hold itself
-        types = read_documents()["type"]
-        table = dict(types[kind])
-        table = {**types.get(table.pop("like", ""), {}), **table}
-        if "of" in table:
-            properties = _fields_of(table.pop("of"), parts)
-        else:
-            properties = {}
-        required = [*properties]
-        for word, about in table.items():
-            key, (own, _, meaning) = word.removesuffix("?"), about.partition(":")
-            properties[key] = schema_of_type(own, parts) if own else properties[key]
-            properties[key] |= {"description": meaning.strip()} if meaning else {}
-            required += [key] if word == key and key not in required else []
-        is_open = properties.pop("*", None) is not None
-        parts[kind] = {
-            "type": "object",
-            "properties": properties,
-            "required": [one for one in required if one != "*"],
-        }
-        parts[kind] |= {"additionalProperties": True} if is_open else {}
+        parts[kind] = _schema_of_table(kind, parts)
     return {"$ref": f"#/$defs/{kind}"}
+
+
+def _schema_of_table(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a table of documents.toml: of the fields that it names, after those of
+    the record that it is made `of`, and of the table that it is `like`.
+    """
+    types = read_documents()["type"]
+    table = dict(types[kind])
+    table = {**types.get(table.pop("like", ""), {}), **table}
+    properties: dict[str, Any] = {}
+    if "of" in table:
+        properties = _fields_of(table.pop("of"), parts)
+    required = list(properties)
+    for name, about in table.items():
+        key = name.removesuffix("?")
+        field_type, _, meaning = about.partition(":")
+        if field_type:
+            properties[key] = schema_of_type(field_type, parts)
+        if meaning:
+            properties[key]["description"] = meaning.strip()
+        if name == key and key not in required:
+            required.append(key)
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": properties,
+        "required": [key for key in required if key != "*"],
+    }
+    if properties.pop("*", None) is not None:
+        schema["additionalProperties"] = True
+    return schema
 
 
 def _fields_of(path: str, parts: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a record, "MODULE.CLASS" below skep."""
     module, _, name = path.rpartition(".")
     record = getattr(import_module(f"skep.{module}"), name)
-    # Of a path.
-    hook = {
-        "schema_hook": lambda _kind: {"type": "string"},
-        "ref_template": "#/$defs/{name}",
-    }
-    _, found = msgspec.json.schema_components([record], **hook)  # type: ignore[arg-type]
-    for title, one in found.items():
-        if "properties" in one:  # what is printed has all fields, also those with a default
-            one["required"] = [*one["properties"]]
+    _, schemas = msgspec.json.schema_components(
+        [record],
+        schema_hook=lambda _path: {"type": "string"},
+        ref_template="#/$defs/{name}",
+    )
+    for title, schema in schemas.items():
+        if "properties" in schema:  # what is printed has all fields, also those with a default
+            schema["required"] = [*schema["properties"]]
         if title in read_documents()["type"]:
             schema_of_type(title, parts)
         elif title != name:
-            parts[title] = one
-    return {key: dict(field) for key, field in found[name]["properties"].items()}
+            parts[title] = schema
+    return {key: dict(field) for key, field in schemas[name]["properties"].items()}

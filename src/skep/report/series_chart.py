@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -31,6 +31,7 @@ _NEAR_ZERO = 0.35  # a lowest value below this share of the highest: the axis be
 _ROOM = 0.08  # above and below what is drawn
 _LANE_PX = 20  # of the signs above the curves
 _SIZES = {"wide": (1040, 380), "narrow": (344, 300), "trend": (320, 96)}
+_TICKS = {"wide": (10, 6), "narrow": (4, 4), "trend": (4, 2)}  # of the axes of time and of values
 _MOST_MARKS = 400  # failed probes that get a mark of their own
 _MOST_DRAWN = (
     150  # points, and rows of a band, of a picture that does not move; its chart has more
@@ -106,9 +107,9 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     if count >= 20:
         low, middle, high = (ordered[count * quarter // 4] for quarter in (1, 2, 3))
         reach = _FAR * max(high - low, 0.02 * abs(middle))
-        kept = [value for value in ordered if low - reach <= value <= high + reach]
-        if count - len(kept) <= 0.02 * count:
-            ordered = kept
+        near_values = [value for value in ordered if low - reach <= value <= high + reach]
+        if count - len(near_values) <= 0.02 * count:
+            ordered = near_values
     low = ordered[0]
     high = ordered[-1]
     if 0 <= low < _NEAR_ZERO * high:
@@ -118,7 +119,11 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
         low = low - spare if low else 0.0
         high = high + spare
     room = (high - low) * _ROOM
-    return (low if low == 0 else max(low - room, 0.0) if low > 0 else low - room), high + room
+    if low > 0:
+        low = max(low - room, 0.0)
+    elif low < 0:
+        low -= room
+    return low, high + room
 
 
 def series_chart(picture: Picture) -> Markup:
@@ -143,55 +148,63 @@ def series_spec(picture: Picture, size: str = "wide", *, still: bool = False) ->
     """
     spec: Spec = json.loads(theme.coloured("series_chart.json"))
     width, height = _SIZES[size]
-    trend = size == "trend"
-    narrow = size != "wide"
+    is_trend = size == "trend"
     picture = _steady(picture)
     low, high = picture.axis
-    # Signs stand inside the plot, above the curves, so that they are cut off with the rest where a
-    # reader zooms in.
-    if trend:
-        lanes = 0
-    else:
-        lanes = _LANE_PX * (bool(picture.changes) + bool(picture.events))
     rows = _rows(picture, low, high, _MOST_DRAWN if still else 400)
     if still:
         rows["points"] = rows["points"][:: 1 + len(rows["points"]) // _MOST_DRAWN]
-    since = _ms(picture.since)
+    # Signs stand inside the plot, above the curves, so that they are cut off with the rest where a
+    # reader zooms in.
+    lanes_px = 0
+    if not is_trend:
+        lanes_px = _LANE_PX * (bool(picture.changes) + bool(picture.events))
+    top = high + (high - low) * lanes_px / (height - lanes_px - 50)
     x = spec["encoding"]["x"]
     y = spec["encoding"]["y"]
+    since = _ms(picture.since)
     x["scale"]["domain"] = {"expr": f"[{since}, {max(_ms(picture.until), since + 1000)}]"}
-    y["scale"]["domain"] = {
-        "expr": f"[{low!r}, {high + (high - low) * lanes / (height - lanes - 50)!r}]"
-    }
-    x["axis"]["tickCount"], y["axis"]["tickCount"] = (
-        4 if narrow else 10,
-        2 if trend else 4 if narrow else 6,
-    )
-    if trend:
-        unwanted: tuple[str, ...] = ("points", "busy", "outliers", "sizes", "picked")
-    elif still:
-        unwanted = ("picked",)
-    else:
-        unwanted = ()
-    layers = [
-        one
-        for one in spec["layer"]
-        if rows[one["data"]["name"]] and one.get("name") not in unwanted
-    ]
-    for one in layers if still else ():
-        one.pop("params", None)
+    y["scale"]["domain"] = {"expr": f"[{low!r}, {top!r}]"}
+    x["axis"]["tickCount"], y["axis"]["tickCount"] = _TICKS[size]
     spec["params"][0]["value"] = picture.unit
-    cut = "the axis does not begin at 0" if low > 0 else ""
-    if words := "" if trend else " · ".join(filter(None, (picture.unit, cut))):
-        spec["title"] = {
-            "text": words,
-            "fontSize": 11,
-            "fontWeight": 400,
-            "color": theme.MUTED,
-            "offset": 6,
-        }
-    used = {name: rows[name] for name in dict.fromkeys(layer["data"]["name"] for layer in layers)}
-    return {**spec, "width": width, "height": height, "layer": layers, "datasets": used}
+    if not is_trend:
+        spec |= _axis_title(picture.unit, low)
+    layers = _layers_of(spec, rows, size, still=still)
+    names = dict.fromkeys(layer["data"]["name"] for layer in layers)
+    datasets = {name: rows[name] for name in names}
+    return {**spec, "width": width, "height": height, "layer": layers, "datasets": datasets}
+
+
+def _axis_title(unit: str, low: float) -> Spec:
+    """Return the words above the axis of values: its unit, and whether it begins above 0."""
+    words = [unit]
+    if low > 0:
+        words.append("the axis does not begin at 0")
+    text = " · ".join(filter(None, words))
+    if not text:
+        return {}
+    look = {"fontSize": 11, "fontWeight": 400, "color": theme.MUTED, "offset": 6}
+    return {"title": {"text": text, **look}}
+
+
+def _layers_of(
+    spec: Spec, rows: Mapping[str, Sequence[Spec]], size: str, *, still: bool
+) -> list[Spec]:
+    """Return the layers that have rows; a still picture has none that only a pointer needs."""
+    left_out: tuple[str, ...] = ()
+    if size == "trend":
+        left_out = ("points", "busy", "outliers", "sizes", "picked")
+    elif still:
+        left_out = ("picked",)
+    layers = [
+        layer
+        for layer in spec["layer"]
+        if rows[layer["data"]["name"]] and layer.get("name") not in left_out
+    ]
+    if still:
+        for layer in layers:
+            layer.pop("params", None)
+    return layers
 
 
 def _steady(picture: Picture) -> Picture:
@@ -204,18 +217,19 @@ def _steady(picture: Picture) -> Picture:
     return replace(picture, since=since, until=until)
 
 
-def _rows(picture: Picture, low: float, high: float, most: int) -> dict[str, list[Spec]]:
+def _rows(picture: Picture, low: float, high: float, max_band_rows: int) -> dict[str, list[Spec]]:
     """Return the rows of each kind of mark, by the names of `series_chart.json`; of a band at most
-    about `most`.
+    about `max_band_rows`.
     """
     bands = []
     points = []
     for place, track in enumerate(picture.tracks):
-        band = _band_rows(track, place, low, high, most)
-        points += _point_rows(track, f"{track.name}: " if len(picture.tracks) > 1 else "", band)
+        band = _band_rows(track, place, low, high, max_band_rows)
+        name = f"{track.name}: " if len(picture.tracks) > 1 else ""
+        points += _point_rows(track, name, band)
         bands += band
     failed = sorted(at for at in picture.failed if picture.since <= at <= picture.until)
-    told = f"{len(picture.failed)} failed"
+    tip = f"{len(picture.failed)} failed"
     seen_s = (picture.until - picture.since) / 600  # nothing shorter can be seen
     return {
         "missed": [
@@ -226,7 +240,7 @@ def _rows(picture: Picture, low: float, high: float, most: int) -> dict[str, lis
         "points": [row for row in points if low <= row["y"] <= high],
         "outliers": [*_outliers(points, "above", high), *_outliers(points, "below", low)],
         "failed": [
-            {"t": _ms(at), "colour": theme.ROSE, "tip": told} for at in failed[:_MOST_MARKS]
+            {"t": _ms(at), "colour": theme.ROSE, "tip": tip} for at in failed[:_MOST_MARKS]
         ],
         "changes": _changes(picture),
         "events": _events(picture),
@@ -244,18 +258,19 @@ def _stretch(begin: float, end: float, colour: str) -> Spec:
     return {"t": _ms(begin), "end": _ms(end), "colour": colour}
 
 
-def _band_rows(track: Track, place: int, low: float, high: float, most: int) -> list[Spec]:
-    """Pieces between which nothing was measured are told apart."""
+def _band_rows(track: Track, place: int, low: float, high: float, max_rows: int) -> list[Spec]:
+    """Return the rows of a band in pieces: between two of them nothing was measured."""
     rows = []
-    step = 1 + len(track.band) // most
+    step = 1 + len(track.band) // max_rows
     for number_of_piece, piece in enumerate(_pieces(track)):
         for at, *values in [*piece[:-1:step], piece[-1]]:
             middle, lower, upper = (_brief(min(max(value, low), high)) for value in values)
-            edges = {"y": middle, "low": lower, "high": upper}
             rows.append(
                 {
                     "t": _ms(at),
-                    **edges,
+                    "y": middle,
+                    "low": lower,
+                    "high": upper,
                     "piece": f"{place}-{number_of_piece}",
                     "colour": track.colour,
                 }
@@ -264,11 +279,13 @@ def _band_rows(track: Track, place: int, low: float, high: float, most: int) -> 
 
 
 def _point_rows(track: Track, name: str, band: Sequence[Spec]) -> list[Spec]:
-    """With the rolling median at that time.
+    """Return the points with the rolling median at their time.
 
     Where a window is too long for points, its medians are pointed at.
     """
-    look = {"colour": track.colour, **({"name": name} if name else {})}
+    look = {"colour": track.colour}
+    if name:
+        look["name"] = name
     if not track.points:
         return [{"t": row["t"], "y": row["y"], "unseen": True, **look} for row in band]
     moments = [row["t"] for row in band]
@@ -285,11 +302,15 @@ def _point_rows(track: Track, name: str, band: Sequence[Spec]) -> list[Spec]:
 
 
 def _outliers(points: Sequence[Spec], word: str, edge: float) -> list[Spec]:
-    """Small triangles at the edge of the axis for values beyond it, with their number."""
-    beyond = [row for row in points if (row["y"] > edge if word == "above" else row["y"] < edge)]
+    """Return small triangles at the edge of the axis for values beyond it, with their number."""
+    if word == "above":
+        beyond = [row for row in points if row["y"] > edge]
+        shape = "triangle-up"
+    else:
+        beyond = [row for row in points if row["y"] < edge]
+        shape = "triangle-down"
     values = [row["y"] for row in beyond] or [0.0]
     tip = f"{len(beyond)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
-    shape = "triangle-up" if word == "above" else "triangle-down"
     return [
         {"t": row["t"], "y": edge, "colour": row["colour"], "shape": shape, "tip": tip}
         for row in beyond
@@ -297,57 +318,75 @@ def _outliers(points: Sequence[Spec], word: str, edge: float) -> list[Spec]:
 
 
 def _changes(picture: Picture) -> list[Spec]:
-    """A dashed line with its size on top.
+    """Return dashed lines with the size of the change on top.
 
     One whose label would cover the last one's has only the line.
     """
     rows = []
     labelled = -math.inf
-    for one in _within(picture, picture.changes):
-        share = _share(picture, one.at)
+    for change in _within(picture, picture.changes):
+        share = _share(picture, change.at)
+        label = ""
         if share - labelled > _LABEL:
-            label = shift_label(one.ratio)
-        else:
-            label = ""
-        labelled = share if label else labelled
-        tip = printable(describe_change(one).replace("-", "−"))
-        place = {"t": _ms(one.at), "align": _align(share)}
-        rows.append({**place, "colour": _colour(one), "label": label, "tip": tip})
+            label = shift_label(change.ratio)
+            labelled = share
+        rows.append(
+            {
+                "t": _ms(change.at),
+                "align": _align(share),
+                "colour": _colour(change),
+                "label": label,
+                "tip": printable(describe_change(change).replace("-", "−")),
+            }
+        )
     return rows
+
+
+_NumberedEvent = tuple[int, MonitorEvent]
 
 
 def _events(picture: Picture) -> list[Spec]:
-    """Signs numbered as in the table beneath; those too near each other are one."""
-    groups: list[list[tuple[int, MonitorEvent]]] = []
-    for number_of_event, event in picture.events:
-        if picture.since <= event.at <= picture.until:
-            if groups and _share(picture, event.at) - _share(picture, groups[-1][0][1].at) < _NEAR:
-                groups[-1].append((number_of_event, event))
-            else:
-                groups.append([(number_of_event, event)])
+    """Return signs numbered as in the table beneath; those too near each other are one."""
     lane = _LANE_PX if picture.changes else 0
     rows = []
-    for group in groups:
-        (first, event), (last, _) = group[0], group[-1]
-        tip = printable("\n".join(f"{when(one.at)}: {one.text}" for _, one in group[:12]))
-        sign = {
-            "label": f"⚑ {first}" if first == last else f"⚑ {first}–{last}",
-            "tip": tip,
-            "colour": theme.PLUM,
-        }
-        if _share(picture, event.at) > 1 - _NEAR:
-            side = "right"
-        else:
-            side = "left"
-        at = {"t": _ms(event.at), "align": side, "lane": lane + 9, "top": lane + 1}
-        rows.append({**at, **sign})
+    for group in _event_groups(picture):
+        first, event = group[0]
+        last, _ = group[-1]
+        numbers = f"{first}" if first == last else f"{first}–{last}"
+        tips = [f"{when(member.at)}: {member.text}" for _, member in group[:12]]
+        at_the_end = _share(picture, event.at) > 1 - _NEAR
+        rows.append(
+            {
+                "t": _ms(event.at),
+                "align": "right" if at_the_end else "left",
+                "lane": lane + 9,
+                "top": lane + 1,
+                "label": f"⚑ {numbers}",
+                "tip": printable("\n".join(tips)),
+                "colour": theme.PLUM,
+            }
+        )
     return rows
+
+
+def _event_groups(picture: Picture) -> list[list[_NumberedEvent]]:
+    """Return the events of the window; a group is as near to its first one as `_NEAR`."""
+    groups: list[list[_NumberedEvent]] = []
+    begin = -math.inf
+    for number_in_table, event in picture.events:
+        if picture.since <= event.at <= picture.until:
+            share = _share(picture, event.at)
+            if share - begin >= _NEAR:
+                groups.append([])
+                begin = share
+            groups[-1].append((number_in_table, event))
+    return groups
 
 
 def _within(picture: Picture, changes: Iterable[SeriesChange]) -> list[SeriesChange]:
     return sorted(
         (change for change in changes if picture.since <= change.at <= picture.until),
-        key=lambda one: one.at,
+        key=lambda change: change.at,
     )
 
 
@@ -362,7 +401,9 @@ def _align(share: float) -> str:
     """
     if share < 0.05:
         return "left"
-    return "right" if share > 0.95 else "center"
+    if share > 0.95:
+        return "right"
+    return "center"
 
 
 def _colour(change: SeriesChange) -> str:
@@ -374,10 +415,9 @@ def _pieces(track: Track) -> Iterable[Sequence[Band]]:
     if not (band := track.band):
         return []
     strides = sorted(b[0] - a[0] for a, b in pairwise(band))
+    longest = math.inf
     if len(strides) > 1:
         longest = 6 * max(strides[len(strides) // 2], 1.0)
-    else:
-        longest = float("inf")
     moments = [row[0] for row in band]
     anew = {bisect_left(moments, step) for step in track.steps}
     cuts = [i for i in range(1, len(band)) if i in anew or moments[i] - moments[i - 1] > longest]
@@ -416,9 +456,9 @@ def zone_name(at: float) -> str:
     name = moment.tzname() or ""
     offset = f"{moment:%z}"
     if offset == "+0000":
-        told = "UTC"
+        difference = "UTC"
     else:
-        told = f"UTC{offset[:3]}:{offset[3:5]}"
-    if name in ("UTC", told) or not name.isalpha():
-        return told
-    return f"{name} ({told})"
+        difference = f"UTC{offset[:3]}:{offset[3:5]}"
+    if name in ("UTC", difference) or not name.isalpha():
+        return difference
+    return f"{name} ({difference})"

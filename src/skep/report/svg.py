@@ -69,7 +69,7 @@ def picture_of(spec: Spec, label: str, style: str = "") -> Markup:
     opening = f'<svg class="{style}" ' if style else "<svg "
     role = f'role="img" aria-label="{escape(printable(label))}"'
     return Markup(  # noqa: S704
-        _OPENING.sub(lambda found: f'{opening}viewBox="{found["box"]}" {role}>', drawn, count=1)
+        _OPENING.sub(lambda tag: f'{opening}viewBox="{tag["box"]}" {role}>', drawn, count=1)
     )
 
 
@@ -112,7 +112,7 @@ def _rendered(spec: str) -> str:
     import vl_convert
 
     drawn = vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)
-    drawn = _TAG.sub(lambda found: _NOISE.sub("", found[0]), drawn)
-    drawn = _PLACES.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), drawn)
+    drawn = _TAG.sub(lambda tag: _NOISE.sub("", tag[0]), drawn)
+    drawn = _PLACES.sub(lambda attribute: re.sub(r"(\.\d\d)\d+", r"\1", attribute[0]), drawn)
     drawn = drawn.replace("<g ", f'<g font-family="{theme.FONT}" ', 1)
     return _TIP.sub(r"<\1\3><title>\2</title></\1>", drawn).replace("<title>undefined</title>", "")

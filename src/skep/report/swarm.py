@@ -71,22 +71,24 @@ RUNS: Sequence[Column[SwarmRun]] = (
     Column("remark", "note", _remark, rank=2, right=False),
 )
 FAILURES: Sequence[Column[TaskResult]] = (
-    Column("id", "failed task", lambda one: one.task, partial(one_line, longest=48), right=False),
-    Column("tries", "tries", lambda one: one.tries),
-    Column("kind", "kind", lambda one: one.error_kind, right=False),
-    Column("message", "error", lambda one: one.error, short, right=False, style="wide"),
+    Column(
+        "id", "failed task", lambda result: result.task, partial(one_line, longest=48), right=False
+    ),
+    Column("tries", "tries", lambda result: result.tries),
+    Column("kind", "kind", lambda result: result.error_kind, right=False),
+    Column("message", "error", lambda result: result.error, short, right=False, style="wide"),
 )
 _LAST_ANSWER = Column[TaskResult](
-    "answer", "last answer", lambda one: one.answer, short, right=False, style="note"
+    "answer", "last answer", lambda result: result.answer, short, right=False, style="note"
 )
 ATTEMPTS: Sequence[Column[Attempt]] = (
-    Column("number", "attempt", lambda one: one.number),
-    Column("why", "why", lambda one: one.why.value, rank=1, right=False),
-    Column("outcome", "outcome", lambda one: one.outcome.value, right=False),
-    Column("replica", "replica", lambda one: one.replica, rank=2, right=False),
-    Column("took_s", "took", lambda one: one.ended_at - one.started_at, seconds),
-    Column("queued_ms", "queued", lambda one: one.queued_ms, milliseconds, rank=3),
-    Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
+    Column("number", "attempt", lambda attempt: attempt.number),
+    Column("why", "why", lambda attempt: attempt.why.value, rank=1, right=False),
+    Column("outcome", "outcome", lambda attempt: attempt.outcome.value, right=False),
+    Column("replica", "replica", lambda attempt: attempt.replica, rank=2, right=False),
+    Column("took_s", "took", lambda attempt: attempt.ended_at - attempt.started_at, seconds),
+    Column("queued_ms", "queued", lambda attempt: attempt.queued_ms, milliseconds, rank=3),
+    Column("output_tokens", "tokens", lambda attempt: attempt.output_tokens, as_count),
     Column("error", "error", _error, right=False),
 )
 Figures = list[tuple[str, str]]
@@ -193,7 +195,11 @@ def task_lines(task: Task) -> list[str]:
             f"  {message.get('role', '?')}:",
             *_indented("" if content is None else str(content)),
         ]
-    wants = [one for one in to_builtins(task).items() if one[0] not in ("id", "messages", "stage")]
+    wants = [
+        option
+        for option in to_builtins(task).items()
+        if option[0] not in ("id", "messages", "stage")
+    ]
     return [*lines, *(f"  {name}: {short(str(value))}" for name, value in wants)]
 
 
@@ -232,9 +238,9 @@ def split_lines(split: GoalSplit, *, merge: bool) -> list[str]:
     lines = [f"{count}, split by {who}" + (f" ({one_line(split.why, 300)})" if split.why else "")]
     for part in split.parts[:ROWS_SHOWN]:
         refs = [piece.ref for piece in part.pieces]
-        more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
+        further = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
         tokens = int(part.chars / sizes.chars_per_token)
-        about = f"{refs[0]}{more}, " if refs else ""
+        about = f"{refs[0]}{further}, " if refs else ""
         lines.append(
             f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {about}{tokens:,} tokens"
         )
@@ -242,14 +248,12 @@ def split_lines(split: GoalSplit, *, merge: bool) -> list[str]:
         lines.append(f"  and {len(split.parts) - ROWS_SHOWN} more")
     prompts = int(sum(part.chars for part in split.parts) / sizes.chars_per_token)
     answers = "merged" if merge else "one after the other"
-    most = len(split.parts) * sizes.answer_tokens
-    return [
-        *lines,
-        (
-            f"about {prompts:,} prompt tokens and at most {most:,} output tokens; the answers: "
-            f"{answers}"
-        ),
-    ]
+    max_output_tokens = len(split.parts) * sizes.answer_tokens
+    lines.append(
+        f"about {prompts:,} prompt tokens and at most {max_output_tokens:,} output tokens; "
+        f"the answers: {answers}"
+    )
+    return lines
 
 
 def end_lines(account: Account, output: str | None) -> list[str]:
@@ -288,15 +292,15 @@ def headline(account: Account) -> str:
     """ "50 tasks in 70 s"; as much of it as is known."""
     tasks = f"{as_count(account.tasks)} task{'' if account.tasks == 1 else 's'}"
     if account.done == account.tasks:
-        what = tasks
+        tasks_done = tasks
     else:
-        what = f"{account.done} of {tasks}"
+        tasks_done = f"{account.done} of {tasks}"
     if account.wall_s is None:
-        return f"{what} done; the run has not started"
-    told = f"{what} in {seconds(account.wall_s)}"
+        return f"{tasks_done} done; the run has not started"
+    title = f"{tasks_done} in {seconds(account.wall_s)}"
     if account.simulated:
-        return f"{told}, simulated"
-    return told
+        return f"{title}, simulated"
+    return title
 
 
 def run_title(account: Account) -> str:
@@ -330,7 +334,7 @@ def swarm_main(story: SwarmStory) -> Markup:
     account = story.account
     run = story.run
     hidden = ("output", "ask")  # a page is made to be passed on
-    shown = {
+    settings = {
         key: value for key, value in run.config.items() if value is not None and key not in hidden
     }
     return render(
@@ -345,7 +349,7 @@ def swarm_main(story: SwarmStory) -> Markup:
         one_line=one_line,
         groups=[
             ("Account", figures(account)),
-            ("Asked for", [("run", run.id), *fact_list(shown)]),
+            ("Asked for", [("run", run.id), *fact_list(settings)]),
         ],
     )
 
@@ -380,25 +384,26 @@ def frame(
         room = page.height - len(lines) - len(news) - 3
     lanes = sorted(progress.lanes, key=lambda lane: lane.agent)
     if room is None or len(lanes) <= room:
-        shown = lanes
+        visible = lanes
     else:
-        shown = lanes[: max(0, room - 1)]
-    if shown:
-        lines += [[], *_lanes(shown, page)]
-    if len(shown) < len(lanes):
+        visible = lanes[: max(0, room - 1)]
+    if visible:
+        lines += [[], *_lanes(visible, page)]
+    if len(visible) < len(lanes):
         lines.append(
-            [(f"{len(lanes) - len(shown)} more at work: a taller window shows them", "dim")]
+            [(f"{len(lanes) - len(visible)} more at work: a taller window shows them", "dim")]
         )
     return [*lines, [], *news] if news else lines
 
 
 def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
-    left = progress.total - progress.done - progress.failed
+    open_tasks = progress.total - progress.done - progress.failed
     counts = (
-        f"{progress.done:,} done, {progress.failed:,} failed, {left:,} left of {progress.total:,}"
+        f"{progress.done:,} done, {progress.failed:,} failed, "
+        f"{open_tasks:,} left of {progress.total:,}"
     )
     wide = max(10, min(BAR, page.width - len(counts) - 4))
-    cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
+    cells = bar_cells((progress.done, progress.failed, open_tasks), progress.total, wide)
     bar: Line = [("━╳─"[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
     if progress.retried:
         retried = f", {progress.retried:,} tried again"

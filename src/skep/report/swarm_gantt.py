@@ -50,7 +50,7 @@ class WorkingTime(msgspec.Struct, frozen=True):
         return sum(span.seconds for span in self.spans)
 
     def begin(self, span: SessionSpan) -> float:
-        return sum(one.seconds for one in self.spans if one.session < span.session)
+        return sum(earlier.seconds for earlier in self.spans if earlier.session < span.session)
 
     def x(self, session: int, at: float) -> float | None:
         """None where the session is not drawn, as it lasted no time at all."""
@@ -78,11 +78,11 @@ def picture_words(story: SwarmStory) -> str:
     """For a reader who sees no picture."""
     account = story.account
     lanes = len({attempt.agent for attempt in story.attempts})
-    told = (
+    attempts = (
         f"{len(story.attempts)} attempts at {account.tasks} tasks by {lanes} agents in "
         f"{seconds(account.wall_s)}"
     )
-    return f"{told}; {account.done} done, {account.failed} failed"
+    return f"{attempts}; {account.done} done, {account.failed} failed"
 
 
 def gantt_spec(story: SwarmStory) -> Spec | None:
@@ -91,44 +91,51 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
     if time is None or not 0 < len(story.attempts) <= MOST_BARS:
         return None
     lanes = {attempt.agent for attempt in story.attempts}
+    lane_px = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
     bars = [row for attempt in story.attempts for row in _bars(attempt, time)]
+    drawn_parts = {row["part"] for row in bars}
     pauses = _pauses(time)
-    each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
-    unit, step = (
-        ("hours", 3600)
-        if time.seconds > 10_800
-        else ("minutes", 60)
-        if time.seconds > 600
-        else ("seconds", 1)
-    )
-    named = pauses if len(pauses) < 8 else []
-    data = {"bars": bars, "downs": _downs(story, time), "pauses": pauses, "named_pauses": named}
+    named_pauses = pauses if len(pauses) < 8 else []
+    data = {
+        "bars": bars,
+        "downs": _downs(story, time),
+        "pauses": pauses,
+        "named_pauses": named_pauses,
+    }
+    unit, step_s = _time_unit(time.seconds)
     return drawing(
         "gantt",
         data,
         width=_WIDE_PX,
-        height=each * len(lanes),
+        height=lane_px * len(lanes),
         seconds=time.seconds,
-        step=step,
-        least_step=step if step > 1 else 0,
+        step=step_s,
+        least_step=step_s if step_s > 1 else 0,
         unit=f"{unit} of work",
-        parts=[name for name in _PARTS if any(row["part"] == name for row in bars)],
+        parts=[name for name in _PARTS if name in drawn_parts],
     )
 
 
+def _time_unit(lasted_s: float) -> tuple[str, int]:
+    """Return the unit of the axis, and its seconds."""
+    if lasted_s > 10_800:
+        return "hours", 3600
+    if lasted_s > 600:
+        return "minutes", 60
+    return "seconds", 1
+
+
 def _downs(story: SwarmStory, time: WorkingTime) -> list[Spec]:
+    """Return when the endpoint did not answer, each time wide enough to be seen."""
     rows = []
+    least_s = 2 * time.seconds / _WIDE_PX
     for down in story.downs:
-        left, right = (time.x(down.session, at) or 0.0 for at in (down.started_at, down.ended_at))
+        begin = time.x(down.session, down.started_at) or 0.0
+        end = time.x(down.session, down.ended_at) or 0.0
         tip = f"the endpoint did not answer for {seconds(down.ended_at - down.started_at)}"
-        tip += f": {shortened(down.why, 140)}" if down.why else ""
-        rows.append(
-            {
-                "x": left,
-                "x2": max(right, left + 2 * time.seconds / _WIDE_PX),
-                "tip": printable(tip),
-            }
-        )
+        if down.why:
+            tip += f": {shortened(down.why, 140)}"
+        rows.append({"x": begin, "x2": max(end, begin + least_s), "tip": printable(tip)})
     return rows
 
 
@@ -143,40 +150,35 @@ def _pauses(time: WorkingTime) -> list[Spec]:
     return rows
 
 
-def _bars(one: Attempt, time: WorkingTime) -> Iterator[Spec]:
+def _bars(attempt: Attempt, time: WorkingTime) -> Iterator[Spec]:
     """Yield the parts of a bar, each long enough to be seen.
 
     Of one that is done, its queue and its wait are apart.
     """
-    left = time.x(one.session, one.started_at)
-    right = time.x(one.session, one.ended_at)
-    if left is None or right is None:
+    begin = time.x(attempt.session, attempt.started_at)
+    end = time.x(attempt.session, attempt.ended_at)
+    if begin is None or end is None:
         return
-    least = time.seconds / _WIDE_PX
-    right = max(right, left + 1.6 * least)
-    ends = [(left, right, OUTCOME_WORDS[one.outcome])]
-    if one.outcome is AttemptOutcome.DONE:
-        queue = min(
-            max(time.x(one.session, one.started_at + (one.queued_ms or 0.0) / 1000) or left, left),
-            right,
-        )
-        if one.first_token_at is not None:
-            token = time.x(one.session, one.first_token_at)
-        else:
-            token = None
-        if token is None:
-            begin = queue
-        else:
-            begin = min(max(token, queue), right)
-        ends = [
-            (left, queue, _QUEUED),
-            (queue, begin, _WAITING),
-            (begin, max(right, begin + least), _STREAMING),
+    pixel_s = time.seconds / _WIDE_PX
+    end = max(end, begin + 1.6 * pixel_s)
+    parts = [(begin, end, OUTCOME_WORDS[attempt.outcome])]
+    if attempt.outcome is AttemptOutcome.DONE:
+        dequeued_at = attempt.started_at + (attempt.queued_ms or 0.0) / 1000
+        dequeued = time.x(attempt.session, dequeued_at) or begin
+        dequeued = min(max(dequeued, begin), end)
+        first_token = dequeued
+        if attempt.first_token_at is not None:
+            first_token = time.x(attempt.session, attempt.first_token_at) or 0.0
+            first_token = min(max(first_token, dequeued), end)
+        parts = [
+            (begin, dequeued, _QUEUED),
+            (dequeued, first_token, _WAITING),
+            (first_token, max(end, first_token + pixel_s), _STREAMING),
         ]
-    tip = printable(attempt_words(one))
-    for x, x2, part in ends:
-        if x2 - x > 0.3 * least:
-            yield {"agent": one.agent, "x": x, "x2": x2, "part": part, "tip": tip}
+    tip = printable(attempt_words(attempt))
+    for x, x2, part in parts:
+        if x2 - x > 0.3 * pixel_s:
+            yield {"agent": attempt.agent, "x": x, "x2": x2, "part": part, "tip": tip}
 
 
 def attempt_words(attempt: Attempt) -> str:

@@ -36,17 +36,17 @@ _LevelColumn = Column[LevelSummary]
 
 
 def _figure(
-    name: str, title: str, key: str = "", text: Callable[[Any], str] = number, **more: Any
+    name: str, title: str, key: str = "", text: Callable[[Any], str] = number, **options: Any
 ) -> _LevelColumn:
-    return Column(key or name, title, lambda level: getattr(level, name), text, **more)
+    return Column(key or name, title, lambda level: getattr(level, name), text, **options)
 
 
-def _percentiles(name: str, title: str, **more: Any) -> Iterator[_LevelColumn]:
+def _percentiles(name: str, title: str, **options: Any) -> Iterator[_LevelColumn]:
     for part in ("p50", "p95", "p99", "mean"):
         group = (title[0].upper() + title[1:], part)
         value = at(f"{name}_ms.{part}")
         key = f"{name}_{part}_ms"
-        yield Column(key, f"{title} {part}", value, number, unit=" ms", group=group, **more)
+        yield Column(key, f"{title} {part}", value, number, unit=" ms", group=group, **options)
 
 
 def _bounds(name: str, key: str) -> Iterator[_LevelColumn]:
@@ -55,10 +55,10 @@ def _bounds(name: str, key: str) -> Iterator[_LevelColumn]:
 
 
 def _energy(
-    part: str, title: str, text: Callable[[Any], str] = number, **more: Any
+    part: str, title: str, text: Callable[[Any], str] = number, **options: Any
 ) -> _LevelColumn:
     return Column(
-        part, title, at(f"energy.{part}"), text, group=("GPUs", title), optional=True, **more
+        part, title, at(f"energy.{part}"), text, group=("GPUs", title), optional=True, **options
     )
 
 
@@ -152,7 +152,7 @@ def range_text(interval: Interval | None, runs: Sequence[float]) -> str:
 
 def spread_text(level: LevelSummary) -> str:
     if known(level.effective_tok_s):
-        speeds = [one.effective_tok_s for one in level.counted]
+        speeds = [repeat.effective_tok_s for repeat in level.counted]
     else:
         speeds = []
     return range_text(level.effective_interval, speeds)
@@ -167,10 +167,10 @@ def interval_text(interval: Interval | None) -> str:
 def runs_text(level: LevelSummary) -> str:
     """Return how many runs its figures are of; "1 of 2" where some were left out."""
     counted = len(level.counted)
-    every = len(level.repeats)
-    if counted == every:
+    repeats = len(level.repeats)
+    if counted == repeats:
         return str(counted)
-    return f"{counted} of {every}"
+    return f"{counted} of {repeats}"
 
 
 def counted(counts: Sequence[tuple[str, int]]) -> str:
@@ -233,7 +233,9 @@ def level_columns(keys: str) -> list[_LevelColumn]:
 
 
 def best_level(levels: Sequence[LevelSummary]) -> LevelSummary | None:
-    """Of those that the client did not limit: the others are lower bounds, and are not ranked."""
+    """Return the fastest level that the client did not limit: the others are lower bounds, and are
+    not ranked.
+    """
     ranked = [
         level for level in levels if known(level.effective_tok_s) and not level.client_limited
     ]
@@ -241,13 +243,13 @@ def best_level(levels: Sequence[LevelSummary]) -> LevelSummary | None:
 
 
 def turning_sentence(turning: Turning) -> str:
-    """Knee and cliff in words, with their brackets; what the runs leave open is said instead."""
+    """Return knee and cliff in words, with their brackets; what the runs leave open is said
+    instead.
+    """
     parts = []
     if turning.knee is not None:
-        parts.append(
-            f"tok/s no longer grow above C = {turning.knee} (the "
-            f"knee{_bracket(turning.knee_bracket)})"
-        )
+        knee = f"the knee{_bracket(turning.knee_bracket)}"
+        parts.append(f"tok/s no longer grow above C = {turning.knee} ({knee})")
     if turning.cliff is not None:
         if known(turning.drop_pct):
             fall = f" by {percent(turning.drop_pct)}"
@@ -282,17 +284,16 @@ def search_sentence(end: SearchEnd) -> str:
     """Return where the search for the knee stopped, and why."""
     why = _SEARCH_ENDS[end.reason].format(beyond=end.beyond)
     if end.reason == "most" and end.at > 1:
-        why += (
-            ", and tok/s still grew"
-            if end.beyond is None
-            else f"; no level above C = {end.beyond} was 5 % faster"
-        )
+        if end.beyond is None:
+            why += ", and tok/s still grew"
+        else:
+            why += f"; no level above C = {end.beyond} was 5 % faster"
     return f"The search stopped at C = {end.at}: {why}."
 
 
 def has_curve(levels: Sequence[LevelSummary]) -> bool:
-    """Two levels or more that the client did not limit:
-    of fewer, knee and cliff are no question.
+    """Return whether two levels or more were not limited by the client: of fewer, knee and cliff
+    are no question.
     """
     return sum(not level.client_limited for level in levels) > 1
 
@@ -314,11 +315,11 @@ def _unclear_words(turning: Turning) -> str:
 def _few_words(levels: Sequence[int]) -> str:
     """Return which levels had too few tasks to tell anything of knee and cliff."""
     named = ", ".join(f"C={level}" for level in levels)
-    wanted = (
+    remedy = (
         f"--tasks {FEWEST_TASKS_EACH * levels[-1]} and a longer --budget, or --runs 3 of a burst"
     )
     return (
-        f"{named} had fewer than three tasks an agent, too few for a knee or a cliff: use {wanted}"
+        f"{named} had fewer than three tasks an agent, too few for a knee or a cliff: use {remedy}"
     )
 
 
@@ -329,11 +330,11 @@ def left_out_sentences(
     concurrency.
     """
     return [
-        f"left out: {name(level.concurrency)} run {one.repeat + 1}, "
-        f"{number(one.effective_tok_s)} tok/s: "
-        f"the client was the limit ({one.why})"
+        f"left out: {name(level.concurrency)} run {repeat.repeat + 1}, "
+        f"{number(repeat.effective_tok_s)} tok/s: "
+        f"the client was the limit ({repeat.why})"
         for level in levels
-        for one in level.left_out
+        for repeat in level.left_out
     ]
 
 
@@ -342,8 +343,12 @@ def drift_sentence(summary: SweepSummary) -> str | None:
     if drift is None or not known(drift.estimate):
         return None
     figures = f"{drift.estimate:.2f} ({drift.low:.2f}..{drift.high:.2f})"
-    grew = f"the machine became {'slower' if drift.high < 1 else 'faster'} during the run"
-    verdict = "no drift" if drift.contains(1.0) else grew
+    if drift.contains(1.0):
+        verdict = "no drift"
+    elif drift.high < 1:
+        verdict = "the machine became slower during the run"
+    else:
+        verdict = "the machine became faster during the run"
     return f"C=1 at the end was {figures} of the beginning: {verdict}."
 
 
@@ -351,39 +356,39 @@ def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
     """Return what share of the prompts' tokens the engine had not to read, over all levels, and
     where it had most.
     """
-    told = [
+    shares = [
         (level, level.cached_prompt_share)
         for level in levels
         if level.cached_prompt_share is not None
     ]
-    if not told:
+    if not shares:
         return None
-    weights = [level.requests * (level.prompt_tokens or 1.0) for level, _ in told]
-    share = sum(weight * held for weight, (_, held) in zip(weights, told, strict=True)) / (
-        sum(weights) or 1.0
-    )
-    fullest, most = max(told, key=lambda pair: pair[1])
-    if most < COLD:
+    weights = [level.requests * (level.prompt_tokens or 1.0) for level, _ in shares]
+    held = sum(weight * share for weight, (_, share) in zip(weights, shares, strict=True))
+    mean_share = held / (sum(weights) or 1.0)
+    fullest, largest_share = max(shares, key=lambda pair: pair[1])
+    if largest_share < COLD:
         cold = "the prompts were cold"
     else:
         cold = "not all prompts were cold, so TTFT looks better than it is"
-    if most - share > 0.02:
-        where = f" ({percent(100 * most)} at C = {fullest.concurrency})"
-    else:
-        where = ""
-    return f"The engine's cache held {percent(100 * share)} of the prompts' tokens{where}: {cold}."
+    where = ""
+    if largest_share - mean_share > 0.02:
+        where = f" ({percent(100 * largest_share)} at C = {fullest.concurrency})"
+    return (
+        f"The engine's cache held {percent(100 * mean_share)} of the prompts' tokens{where}: "
+        f"{cold}."
+    )
 
 
 def check_sentences(summary: SweepSummary) -> list[str]:
-    sentences = (
-        turning_sentence(summary.turning)
-        if summary.turning and has_curve(summary.levels)
-        else None,
-        search_sentence(summary.search) if summary.search else None,
-        drift_sentence(summary),
-        cache_sentence(summary.levels),
-    )
-    return [*left_out_sentences(summary.levels), *filter(None, sentences)]
+    """Return what a page says of how far the figures may be trusted."""
+    sentences = left_out_sentences(summary.levels)
+    if summary.turning and has_curve(summary.levels):
+        sentences.append(turning_sentence(summary.turning))
+    if summary.search:
+        sentences.append(search_sentence(summary.search))
+    others = (drift_sentence(summary), cache_sentence(summary.levels))
+    return [*sentences, *filter(None, others)]
 
 
 def clock_figure(clock: Clock, value: float) -> str:
@@ -421,19 +426,15 @@ def print_summary(
 
     def name(level: LevelSummary) -> str:
         if names:
-            shown = names[level.concurrency - 1]
+            level_name = _name_in(names, level.concurrency)
         else:
-            shown = str(level.concurrency)
-        return f"{shown}{'*' if level.client_limited else ''}"
+            level_name = str(level.concurrency)
+        return f"{level_name}{'*' if level.client_limited else ''}"
 
     def cost(level: LevelSummary) -> float | None:
-        if level.energy:
-            joules = level.energy.joules_per_token
-        else:
-            joules = None
-        if joules is None or price is None:
+        if price is None or level.energy is None or level.energy.joules_per_token is None:
             return None
-        return cost_per_million_tokens(joules, price)
+        return cost_per_million_tokens(level.energy.joules_per_token, price)
 
     columns = [replace(level_column, optional=True) for level_column in level_columns(LEVEL_KEYS)]
     columns.append(
@@ -446,66 +447,77 @@ def print_summary(
 
 
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
-    """`names` of the levels, where they are no concurrencies."""
-    found = left_out_sentences(
-        summary.levels, (lambda level: names[level - 1]) if names else "C={}".format
-    )
+    """Return what is said below the table; `names` of the levels, where they are no
+    concurrencies.
+    """
+    name_of: Callable[[int], str] = "C={}".format
+    if names:
+        name_of = partial(_name_in, names)
+    sentences = left_out_sentences(summary.levels, name_of)
     if summary.speedups is not None:
-        found.extend(speedup_sentences(summary.speedups))
+        sentences.extend(speedup_sentences(summary.speedups))
     if summary.promise is not None:
-        found.append(_promise(summary.promise))
+        sentences.append(_promise(summary.promise))
     if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
-        found.append(turning_sentence(summary.turning))
+        sentences.append(turning_sentence(summary.turning))
     if summary.search is not None:
-        found.append(search_sentence(summary.search))
+        sentences.append(search_sentence(summary.search))
     if summary.drift is not None and not summary.drift.contains(1.0):
-        found.append(f"warning: {drift_sentence(summary)}")
+        sentences.append(f"warning: {drift_sentence(summary)}")
     for level in summary.levels:
-        if level.energy is not None and level.energy.throttled:
-            found.append(
-                f"C={level.concurrency}: the GPU was slowed down: "
-                f"{', '.join(level.energy.throttled)}"
-            )
-        for clock in level.clocks:
-            client, engine = (
-                clock_figure(clock.clock, value) for value in (clock.client, clock.engine)
-            )
-            told = f"{clock.clock.value} is {client} by the client and {engine} by the engine"
-            found.append(f"C={level.concurrency}: {told}: {clock.cause}")
+        sentences.extend(_level_remarks(level))
     if summary.client_limited:
-        found.append(
+        sentences.append(
             "warning: the client was the limit at some level (marked *); its figures are a "
             "lower bound"
         )
-    return found
+    return sentences
 
 
-def speedup_sentences(found: Speedup) -> list[str]:
-    serial = format_seconds(found.serial_wall_s)
-    gain = f"{found.by_wall:.2f}x by wall time"
-    if found.sampled is not None:
+def _name_in(names: Sequence[str], level: int) -> str:
+    return names[level - 1]
+
+
+def _level_remarks(level: LevelSummary) -> Iterator[str]:
+    """Yield why the GPUs were slow, and where client and engine measured different things."""
+    if level.energy is not None and level.energy.throttled:
+        reasons = ", ".join(level.energy.throttled)
+        yield f"C={level.concurrency}: the GPU was slowed down: {reasons}"
+    for disagreement in level.clocks:
+        clock = disagreement.clock
+        client = clock_figure(clock, disagreement.client)
+        engine = clock_figure(clock, disagreement.engine)
+        readings = f"{clock.value} is {client} by the client and {engine} by the engine"
+        yield f"C={level.concurrency}: {readings}: {disagreement.cause}"
+
+
+def speedup_sentences(speedup: Speedup) -> list[str]:
+    serial = format_seconds(speedup.serial_wall_s)
+    gain = f"{speedup.by_wall:.2f}x by wall time"
+    if speedup.sampled is not None:
         serial += (
-            f" ({_times_range(found.serial_wall_interval)}scaled from {found.sampled} of "
-            f"{found.tasks} tasks)"
+            f" ({_times_range(speedup.serial_wall_interval)}scaled from {speedup.sampled} of "
+            f"{speedup.tasks} tasks)"
         )
-    if (between := found.by_wall_interval) is not None:
+    if (between := speedup.by_wall_interval) is not None:
         gain += f" ({between.low:.2f}x to {between.high:.2f}x)"
     tokens = (
-        f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and "
-        f"{found.tokens_swarm:,})"
+        f"{number(speedup.by_tokens, digits=2)}x by tokens ({speedup.tokens_serial:,} and "
+        f"{speedup.tokens_swarm:,})"
     )
-    swarm = f"{found.concurrency} at once {format_seconds(found.swarm_wall_s)}"
+    swarm = f"{speedup.concurrency} at once {format_seconds(speedup.swarm_wall_s)}"
     sentences = [f"one at a time {serial}, {swarm}: {gain}, {tokens}"]
-    if found.combined_serial_tok_s is not None and found.combined_swarm_tok_s is not None:
-        alone = number(found.combined_serial_tok_s)
-        swarm = number(found.combined_swarm_tok_s)
+    if speedup.combined_serial_tok_s is not None and speedup.combined_swarm_tok_s is not None:
+        alone = number(speedup.combined_serial_tok_s)
+        swarm = number(speedup.combined_swarm_tok_s)
         sentences.append(
             f"prompt + output: {alone} tok/s one at a time, {swarm} tok/s with "
-            f"{found.concurrency} at once"
+            f"{speedup.concurrency} at once"
         )
-    if found.truncated_serial or found.truncated_swarm:
+    if speedup.truncated_serial or speedup.truncated_swarm:
         sentences.append(
-            f"{found.truncated_serial} and {found.truncated_swarm} answers reached the token limit"
+            f"{speedup.truncated_serial} and {speedup.truncated_swarm} answers "
+            "reached the token limit"
         )
     return sentences
 
@@ -516,19 +528,19 @@ def _times_range(interval: Interval | None) -> str:
     return f"{format_seconds(interval.low)} to {format_seconds(interval.high)}, "
 
 
-def _promise(found: Promise) -> str:
-    if found.highest_met is None:
-        return f"{found.limits} is not met, not even by one agent alone"
-    if found.lowest_failed is not None:
-        failed = f"; not at C={found.lowest_failed}"
+def _promise(promise: Promise) -> str:
+    if promise.highest_met is None:
+        return f"{promise.limits} is not met, not even by one agent alone"
+    if promise.lowest_failed is not None:
+        failed = f"; not at C={promise.lowest_failed}"
     else:
         failed = "; no level failed"
-    if found.safe != found.highest_met:
+    if promise.safe != promise.highest_met:
         return (
-            f"{found.limits} is met up to C={found.safe or 'none'}, and again at "
-            f"C={found.highest_met}{failed}"
+            f"{promise.limits} is met up to C={promise.safe or 'none'}, and again at "
+            f"C={promise.highest_met}{failed}"
         )
-    return f"{found.limits} is met up to C={found.safe}{failed}"
+    return f"{promise.limits} is met up to C={promise.safe}{failed}"
 
 
 def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
@@ -536,25 +548,25 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     if plan.runs is not None:
         return []
     measured = {level.concurrency: level for level in summary.levels}
-    wanted = () if plan.finds_knee else plan.concurrency
-    missing = ", ".join(str(level) for level in wanted if level not in measured)
+    required_levels = () if plan.finds_knee else plan.concurrency
+    missing = ", ".join(str(level) for level in required_levels if level not in measured)
     if missing:
-        found = [f"the budget ended before C={missing} was measured; use a longer --budget"]
+        sentences = [f"the budget ended before C={missing} was measured; use a longer --budget"]
     else:
-        found = []
+        sentences = []
     for concurrency, level in measured.items():
         if (effective_interval := level.effective_interval) is None:
-            found.append(
+            sentences.append(
                 f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three"
             )
         elif effective_interval.upper_width > plan.precision:
             width = f"{100 * effective_interval.upper_width:.1f} %"
             goal = f"{100 * plan.precision:g} % was asked for"
-            found.append(
+            sentences.append(
                 f"the tok/s of C={concurrency} may be off by {width} ({goal}); use a longer "
                 "--budget"
             )
-    return found
+    return sentences
 
 
 def cut_answers(plan: SweepPlan, summary: SweepSummary) -> list[str]:
@@ -564,64 +576,70 @@ def cut_answers(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     cut = sum(level.truncated for level in summary.levels)
     if plan.workload.fixed_output or not (cut or plan.quick):
         return []
-    every = sum(level.requests for level in summary.levels)
-    what = f"{cut} of {every} answers were cut at {plan.workload.max_tokens:,} tokens"
+    answers = sum(level.requests for level in summary.levels)
+    cut_words = f"{cut} of {answers} answers were cut at {plan.workload.max_tokens:,} tokens"
     if plan.quick:
         if not cut:
-            return [f"quick: {what}"]
+            return [f"quick: {cut_words}"]
         longer = "real answers are longer and fill the KV cache: leave --quick out to measure them"
-        return [f"quick: {what}; {longer}"]
-    return [f"{what}; --output-tokens N lets them be longer"]
+        return [f"quick: {cut_words}; {longer}"]
+    return [f"{cut_words}; --output-tokens N lets them be longer"]
 
 
 def published_words(preset: str, shares: Sequence[PublishedShare], *, simulated: bool) -> str:
     """Return in one line what share of a preset's published figures was reached."""
-    told = ", ".join(
+    share_words = ", ".join(
         f"{percent(100 * share.share)} of {number(share.figure.tok_s)} "
         f"at C={share.figure.concurrency}"
         for share in shares
     )
     words = (
         f"{'SIMULATED ' if simulated else ''}share of the tok/s that {preset} has published: "
-        f"{told}"
+        f"{share_words}"
     )
     odd = next((share for share in shares if not share.same_lengths), None)
     if odd is None:
         return words
     lengths = (odd.figure.input_tokens, odd.figure.output_tokens)
     published = " and ".join(UNKNOWN if length is None else f"{length:,}" for length in lengths)
-    own = " and ".join(
+    measured = " and ".join(
         number(length, digits=0) for length in (odd.input_tokens, odd.output_tokens)
     )
     repeat = f"`skep check {preset}` repeats its load"
-    return f"{words}; its lengths are {published} tokens in and out, here {own}: {repeat}"
+    return f"{words}; its lengths are {published} tokens in and out, here {measured}: {repeat}"
 
 
 def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
+    """Return what is measured, of whom, how often and for how long."""
     load = plan.workload
     if plan.finds_knee:
         levels = "1,2,4 and on"
     else:
         levels = ",".join(map(str, plan.concurrency))
-    often = f"each level until ± {100 * plan.precision:g} %"
+    model = f"{endpoint.model} (simulated)" if endpoint.simulated else endpoint.model
+    lengths = _lengths_words(plan)
+    return (
+        f"{model} at {endpoint.url}: C={levels}; {load.shape}, {lengths}; "
+        f"{_runs_words(plan)}; seed {load.seed}"
+    )
+
+
+def _lengths_words(plan: SweepPlan) -> str:
+    load = plan.workload
+    words = f"{load.prompt_tokens} tokens in, " if load.prompt_tokens else ""
+    words += f"{load.max_tokens:,} out" if load.fixed_output else f"up to {load.max_tokens:,} out"
+    if plan.quick:
+        words += " (quick)"
+    return words
+
+
+def _runs_words(plan: SweepPlan) -> str:
     if plan.runs:
-        often = f"{plan.runs} run{'s' if plan.runs > 1 else ''} per level"
-    if plan.budget_s and not plan.runs:
-        budget = f", {format_seconds(plan.budget_s)} at most"
-    else:
-        budget = ""
-    if load.prompt_tokens:
-        lengths = f"{load.prompt_tokens} tokens in, "
-    else:
-        lengths = ""
-    simulated = " (simulated)" if endpoint.simulated else ""
-    if load.fixed_output:
-        answers = f"{load.max_tokens:,} out"
-    else:
-        answers = f"up to {load.max_tokens:,} out"
-    quick = " (quick)" if plan.quick else ""
-    what = f"{load.shape}, {lengths}{answers}{quick}; {often}{budget}; seed {load.seed}"
-    return f"{endpoint.model}{simulated} at {endpoint.url}: C={levels}; {what}"
+        return f"{plan.runs} run{'s' if plan.runs > 1 else ''} per level"
+    words = f"each level until ± {100 * plan.precision:g} %"
+    if plan.budget_s:
+        words += f", {format_seconds(plan.budget_s)} at most"
+    return words
 
 
 def failure_reasons(rows: Sequence[Request]) -> str:

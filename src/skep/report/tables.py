@@ -75,15 +75,18 @@ TEXTS = ("prompt", "answer", "reasoning")
 def requests_text(
     rows: Sequence[Request], verdicts: Sequence[Verdict], form: str, *, with_texts: bool = False
 ) -> str:
-    known = {(verdict.level, verdict.repeat, verdict.index): verdict for verdict in verdicts}
+    by_request = {(verdict.level, verdict.repeat, verdict.index): verdict for verdict in verdicts}
     records = [_record(row, with_texts=with_texts) for row in rows]
-    if known:
-        found = (known.get((row.level, row.repeat, row.index)) for row in rows)
-        records = [{**record, **_verdict(one)} for record, one in zip(records, found, strict=True)]
+    if by_request:
+        verdict_of_row = (by_request.get((row.level, row.repeat, row.index)) for row in rows)
+        records = [
+            {**record, **_verdict(verdict)}
+            for record, verdict in zip(records, verdict_of_row, strict=True)
+        ]
     if form == "json":
         return json_text(records)
     no_request = _record(Request(0, 0, 0, "", 0.0, 0.0), with_texts=with_texts)
-    names = [*no_request, *(_verdict(None) if known else ())]
+    names = [*no_request, *(_verdict(None) if by_request else ())]
     return csv_text(names, (record.values() for record in records))
 
 
@@ -199,7 +202,7 @@ class CompareResult(msgspec.Struct, frozen=True):
     def verdict(self) -> str:
         if self.worse or self.worse_words:
             return "regression"
-        judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
+        judged = any(comparison.judgement is not Judgement.UNKNOWN for comparison in self.found)
         if judged:
             return "no regression"
         return "not comparable"
@@ -215,16 +218,14 @@ class CompareResult(msgspec.Struct, frozen=True):
         beyond = f"{100 * self.allowed:g} %"
         match self.verdict:
             case "regression":
-                told = [
-                    f"{_figure_name(one)} ({100 * loss(one):.1f} % worse)"
-                    for one in self.worse[:3]
+                losses = [
+                    f"{_figure_name(comparison)} ({100 * loss(comparison):.1f} % worse)"
+                    for comparison in self.worse[:3]
                 ]
+                losses = [*self.worse_words, *losses]
                 if len(self.worse) > 3:
-                    more = [f"and {len(self.worse) - 3} more"]
-                else:
-                    more = []
-                told = [*self.worse_words, *told, *more]
-                return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join(told)}"
+                    losses.append(f"and {len(self.worse) - 3} more")
+                return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join(losses)}"
             case "no regression":
                 return f"no regression beyond {beyond} is shown"
             case _:
@@ -246,26 +247,36 @@ class CompareResult(msgspec.Struct, frozen=True):
         """Return why a single `worse` is no regression, what the table has no room for, and what
         was not compared.
         """
-        counted = {(one.concurrency, one.metric) for one in self.worse}
-        found = []
-        for one in self.found:
-            if one.judgement in (Judgement.BETTER, Judgement.WORSE) and one.metric not in SHOWN:
-                found.append(f"{_figure_name(one)}, B / A: {ratio_cell(one)}")
-            if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
-                told = (
-                    f"{_figure_name(one)} is {100 * loss(one):.1f} % worse: no regression, "
-                    "which is"
+        regressions = {(comparison.concurrency, comparison.metric) for comparison in self.worse}
+        beyond = f"more than {100 * self.allowed:g} %, at 95 % over all"
+        remarks = []
+        for comparison in self.found:
+            name = _figure_name(comparison)
+            is_worse = comparison.judgement is Judgement.WORSE
+            is_judged = is_worse or comparison.judgement is Judgement.BETTER
+            if is_judged and comparison.metric not in SHOWN:
+                remarks.append(f"{name}, B / A: {ratio_cell(comparison)}")
+            if is_worse and (comparison.concurrency, comparison.metric) not in regressions:
+                remarks.append(
+                    f"{name} is {100 * loss(comparison):.1f} % worse: no regression, "
+                    f"which is {beyond} {len(self.found)} figures"
                 )
-                found.append(
-                    f"{told} more than {100 * self.allowed:g} %, at 95 % over all "
-                    f"{len(self.found)} figures"
-                )
-        for why in dict.fromkeys(
-            one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why
-        ):
-            levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
-            found.append(f"{' and '.join(levels)} not compared: {why}")
-        return found
+        return [*remarks, *self._not_compared()]
+
+    def _not_compared(self) -> list[str]:
+        """Return each reason once, with the levels that could not be judged for it."""
+        reasons = dict.fromkeys(
+            comparison.why
+            for comparison in self.found
+            if comparison.judgement is Judgement.UNKNOWN and comparison.why
+        )
+        remarks = []
+        for why in reasons:
+            levels = dict.fromkeys(
+                f"C={comparison.concurrency}" for comparison in self.found if comparison.why == why
+            )
+            remarks.append(f"{' and '.join(levels)} not compared: {why}")
+        return remarks
 
 
 class ModelChoice(CompareResult, frozen=True):
@@ -279,7 +290,7 @@ class ModelChoice(CompareResult, frozen=True):
 
     @property
     def verdict(self) -> str:
-        judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
+        judged = any(comparison.judgement is not Judgement.UNKNOWN for comparison in self.found)
         if self.better == "A":
             return "regression"
         if judged or self.better:
@@ -291,10 +302,10 @@ class ModelChoice(CompareResult, frozen=True):
         return self.sentence
 
 
-def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
+def group_by_level(comparisons: Sequence[Comparison]) -> list[dict[str, Comparison]]:
     levels: dict[int, dict[str, Comparison]] = {}
-    for one in found:
-        levels.setdefault(one.concurrency, {})[one.metric] = one
+    for comparison in comparisons:
+        levels.setdefault(comparison.concurrency, {})[comparison.metric] = comparison
     return list(levels.values())
 
 
@@ -314,14 +325,13 @@ def comparison_columns() -> list[Column[dict[str, Comparison]]]:
     ]
 
 
-def ratio_cell(one: Comparison) -> str:
-    if one.ratio is None:
-        return MARKS[one.judgement]
-    return (
-        f"{one.ratio.estimate:.2f} ({one.ratio.low:.2f}..{one.ratio.high:.2f}) "
-        f"{MARKS[one.judgement]}"
-    )
+def ratio_cell(comparison: Comparison) -> str:
+    if comparison.ratio is None:
+        return MARKS[comparison.judgement]
+    ratio = comparison.ratio
+    mark = MARKS[comparison.judgement]
+    return f"{ratio.estimate:.2f} ({ratio.low:.2f}..{ratio.high:.2f}) {mark}"
 
 
-def _figure_name(one: Comparison) -> str:
-    return f"{one.metric} at C={one.concurrency}"
+def _figure_name(comparison: Comparison) -> str:
+    return f"{comparison.metric} at C={comparison.concurrency}"

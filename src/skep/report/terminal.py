@@ -84,7 +84,7 @@ def speak_plainly() -> None:
     def replace(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError)
         return "".join(
-            _STAND_INS.get(one, "?") for one in error.object[error.start : error.end]
+            _STAND_INS.get(letter, "?") for letter in error.object[error.start : error.end]
         ), error.end
 
     codecs.register_error("skep-plain", replace)
@@ -102,13 +102,13 @@ def day_and_time(at: float) -> str:
 def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar of bytes on a terminal; elsewhere, print a line for each quarter."""
     if not sys.stderr.isatty():
-        said = -1
+        last_quarter = -1
 
         def say(done: int, total: int | None) -> None:
-            nonlocal said
+            nonlocal last_quarter
             quarter = 4 * done // total if total else 0
-            if quarter > said:
-                said = quarter
+            if quarter > last_quarter:
+                last_quarter = quarter
                 note(f"{label}: {25 * quarter} %" if total else f"{label} ...")
 
         yield say
@@ -144,4 +144,4 @@ def count_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda _done, _all: None
         return
     with console.status("") as status:
-        yield lambda done, most: status.update(f"{done} of {most} {label}")
+        yield lambda done, total: status.update(f"{done} of {total} {label}")

@@ -67,11 +67,11 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         return _STYLES.get(stage.decision, "left bad")
 
     return [
-        Column("number", "#", lambda one: one.number),
+        Column("number", "#", lambda stage: stage.number),
         Column(
             "change",
             "Change",
-            lambda one: one.title,
+            lambda stage: stage.title,
             partial(shortened, longest=160),
             right=False,
             style="wide",
@@ -79,74 +79,89 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         Column("decision", "Decision", decision, right=False, style=style),
         Column("figure", summary.unit_of(tuning), at("figure.estimate"), number),
         Column(
-            "figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"
+            "figure_interval",
+            "95 %",
+            lambda stage: stage.figure,
+            interval_text,
+            rank=1,
+            style="soft",
         ),
-        Column("ratio", "Over best", lambda one: one.ratio, summary.ratio_words),
+        Column("ratio", "Over best", lambda stage: stage.ratio, summary.ratio_words),
         Column(
             "ratio_interval",
             "95 %",
-            lambda one: one.ratio,
+            lambda stage: stage.ratio,
             summary.ratio_range,
             rank=1,
             style="soft",
         ),
         Column(
-            "predicted_ratio", "Predicted", lambda one: one.predicted, _times, rank=3, style="soft"
+            "predicted_ratio",
+            "Predicted",
+            lambda stage: stage.predicted,
+            _times,
+            rank=3,
+            style="soft",
         ),
-        Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
-        Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds, rank=2),
+        Column("tpot_ms", "TPOT p50", lambda stage: stage.tpot_ms, milliseconds, rank=2),
+        Column("ttft_ms", "TTFT p50", lambda stage: stage.ttft_ms, milliseconds, rank=2),
         Column(
             "why",
             "Why",
-            lambda one: one.why,
+            lambda stage: stage.why,
             partial(shortened, longest=400),
             right=False,
             style="wide soft",
         ),
-        Column("starts", "Starts", lambda one: one.starts, rank=4),
-        Column("readings", "Readings", lambda one: one.readings, rank=4),
-        Column("seconds", "Took", lambda one: one.seconds, seconds, rank=4),
+        Column("starts", "Starts", lambda stage: stage.starts, rank=4),
+        Column("readings", "Readings", lambda stage: stage.readings, rank=4),
+        Column("seconds", "Took", lambda stage: stage.seconds, seconds, rank=4),
     ]
 
 
-def _note(found: TuningRecord) -> str:
-    if summary.best_of(found.stages) is None:
-        why = found.reason
+def _note(saved: TuningRecord) -> str:
+    if summary.best_of(saved.stages) is None:
+        why = saved.reason
     else:
         why = None
     return ", ".join(
-        filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.presets])
+        filter(None, ["SIMULATED" if saved.tuning.simulated else "", why, *saved.presets])
     )
 
 
 def _of(find: Callable[[Stages], object], path: str) -> Callable[[TuningRecord], Any]:
     """Return what reads a part of something that is found in the stages."""
-    return lambda one: at(path)(find(one.stages))
+    return lambda saved: at(path)(find(saved.stages))
 
 
 # The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a
 # title.
 TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
-    Column("id", "TUNING", lambda one: one.id, right=False),
+    Column("id", "TUNING", lambda saved: saved.id, right=False),
     Column(
-        "created_at", "WHEN", lambda one: one.tuning.created_at, day_and_time, right=False, rank=1
+        "created_at",
+        "WHEN",
+        lambda saved: saved.tuning.created_at,
+        day_and_time,
+        right=False,
+        rank=1,
     ),
-    Column("state", "STATE", lambda one: one.state.value, right=False),
-    Column("model", "MODEL", lambda one: one.tuning.model, right=False),
-    Column("engine", "ENGINE", lambda one: one.tuning.engine, right=False, rank=2),
-    Column("rig", "ON", lambda one: one.tuning.rig, right=False, rank=2),
-    Column("goal", "GOAL", lambda one: str(one.tuning.aim), right=False),
-    Column("shape", "LOAD", lambda one: one.tuning.aim.shape, right=False, rank=3),
+    Column("state", "STATE", lambda saved: saved.state.value, right=False),
+    Column("model", "MODEL", lambda saved: saved.tuning.model, right=False),
+    Column("engine", "ENGINE", lambda saved: saved.tuning.engine, right=False, rank=2),
+    Column("rig", "ON", lambda saved: saved.tuning.rig, right=False, rank=2),
+    Column("goal", "GOAL", lambda saved: str(saved.tuning.aim), right=False),
+    Column("shape", "LOAD", lambda saved: saved.tuning.aim.shape, right=False, rank=3),
     *plain_columns(
         "slo=tuning.aim.slo simulated=tuning.simulated measured_s skep_version=tuning.skep_version"
     ),
-    Column("stages", "", lambda one: len(one.stages)),
+    Column("stages", "", lambda saved: len(saved.stages)),
     Column("from", "FROM", _of(summary.baseline_of, "figure.estimate"), number),
     Column("to", "TO", _of(summary.best_of, "figure.estimate"), number),
     Column("gain", "TIMES", _of(summary.total_gain, "estimate"), partial(number, digits=2)),
     Column("gain_low", "", _of(summary.total_gain, "low")),
     Column("gain_high", "", _of(summary.total_gain, "high")),
-    Column("presets", "", lambda one: list(one.presets)),
+    Column("presets", "", lambda saved: list(saved.presets)),
     Column("note", "NOTE", _note, right=False, rank=1),
 )
 
@@ -167,32 +182,31 @@ def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
     """
     best = summary.best_of(stages)
     lost = summary.given_up(stages)
-    kept = [
+    rungs = [
         (stage, stage.figure)
         for stage in stages
         if stage.decision in summary.KEPT and stage.figure is not None
     ]
-    if not kept:
+    if not rungs:
         return None
     rows = []
-    most = _TALLEST * max(figure.estimate for _, figure in kept)
-    for stage, figure in kept:
-        value = figure.estimate
-        bounded = known(figure.low) and known(figure.high)
-        low, high = (max(0.0, figure.low), min(figure.high, most)) if bounded else (value, value)
+    longest = _TALLEST * max(figure.estimate for _, figure in rungs)
+    for stage, figure in rungs:
+        low = high = value = figure.estimate
+        if known(figure.low) and known(figure.high):
+            low = max(0.0, figure.low)
+            high = min(figure.high, longest)
         words = [number(value)]
         mark = ""
         colour = theme.STONE
         if stage.decision is StageDecision.ACCEPTED:
-            died = stage.number in lost
-            first = stage is best
-            mark, colour = (
-                ("died later", theme.ROSE)
-                if died
-                else ("best", theme.HONEY)
-                if first
-                else ("", theme.SKY)
-            )
+            colour = theme.SKY
+            if stage.number in lost:
+                mark = "died later"
+                colour = theme.ROSE
+            elif stage is best:
+                mark = "best"
+                colour = theme.HONEY
             words.append(summary.ratio_words(stage.ratio))
         name = f"{stage.number}. {shortened(printable(stage.title), 48)}"
         label = ", ".join(filter(None, [*words, mark]))
@@ -206,7 +220,7 @@ def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
                 "colour": colour,
             }
         )
-    return bars_chart(rows, summary.unit_of(tuning), least=36)
+    return bars_chart(rows, summary.unit_of(tuning), row_px=36)
 
 
 def tuning_page(tuning: Tuning, stages: Stages, *, state: str | None = None) -> str:
@@ -236,15 +250,15 @@ def tuning_main(tuning: Tuning, stages: Stages) -> Markup:
     lost = summary.given_up(stages)
     drawn = ladder_chart(tuning, stages)
 
-    def rungs(caption: str, shown: Sequence[TuneStage]) -> Markup:
-        kept = [
+    def rungs(caption: str, listed: Sequence[TuneStage]) -> Markup:
+        best_places = [
             n
-            for n, one in enumerate(shown)
-            if one.decision is StageDecision.ACCEPTED and one.number not in lost
+            for n, stage in enumerate(listed)
+            if stage.decision is StageDecision.ACCEPTED and stage.number not in lost
         ]
-        return html_table(caption, stage_columns(tuning, stages), shown, kept)
+        return html_table(caption, stage_columns(tuning, stages), listed, best_places)
 
-    left = [stage for stage in stages if stage.decision not in summary.KEPT]
+    rejected = [stage for stage in stages if stage.decision not in summary.KEPT]
     return render(
         "tuning_main.html",
         tuning=tuning,
@@ -256,7 +270,7 @@ def tuning_main(tuning: Tuning, stages: Stages) -> Markup:
         stages=stages,
         ladder=drawn and picture({**drawn, "width": 860}, summary.headline(tuning, stages)),
         rungs=rungs,
-        left=left,
+        left=rejected,
         value_words=value_words,
     )
 
@@ -270,10 +284,10 @@ STYLES = {
 }
 
 
-def print_tuning(found: TuningRecord) -> None:
+def print_tuning(saved: TuningRecord) -> None:
     """Failures in full below the table, which has no room for them."""
-    tuning = found.tuning
-    stages = found.stages
+    tuning = saved.tuning
+    stages = saved.stages
     mark = "SIMULATED: " if tuning.simulated else ""
     print(  # noqa: T201
         f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}: "
@@ -323,21 +337,17 @@ def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]
     else:
         known_best = f"{summary.figure_words(figure)} {unit}"
     spent_s = status.spent_s + running_s
-    left = format_seconds(max(0.0, tuning.budget_s - spent_s))
+    budget = format_seconds(tuning.budget_s)
+    time_left = format_seconds(max(0.0, tuning.budget_s - spent_s))
+    title = f"{tuning.id}  {tuning.model} on {tuning.rig}"
+    if tuning.simulated:
+        title += "  SIMULATED"
     lines: list[Line] = [
-        [
-            (
-                (
-                    f"{tuning.id}  {tuning.model} on "
-                    f"{tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
-                ),
-                "bold",
-            )
-        ],
+        [(title, "bold")],
         [("best    ", "bold"), (known_best, "")],
         [
             ("time    ", "bold"),
-            (f"{format_seconds(spent_s)} of {format_seconds(tuning.budget_s)}, {left} left", ""),
+            (f"{format_seconds(spent_s)} of {budget}, {time_left} left", ""),
         ],
         [("now     ", "bold"), (now_words(status), "")],
         [],
@@ -408,17 +418,17 @@ def room_words(ready: PreparedTuning) -> str:
     budget = ready.search().time_budget
     changes = budget.changes()
     many = f"about {changes} changes" if changes > 1 else "one change"
-    each = f"a first look at one takes about {format_seconds(budget.look_s)}"
-    return f"room for {many}: {each}, a decision side by side {format_seconds(budget.decision_s)}"
+    look = f"a first look at one takes about {format_seconds(budget.look_s)}"
+    return f"room for {many}: {look}, a decision side by side {format_seconds(budget.decision_s)}"
 
 
-def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:
+def say_how_far_off(ready: PreparedTuning, saved: TuningRecord) -> None:
     """Say what the planner expected of the baseline beside what was measured."""
-    began = summary.baseline_of(found.stages)
-    foreseen = ready.space.predict(found.tuning.baseline)
+    began = summary.baseline_of(saved.stages)
+    foreseen = ready.space.predict(saved.tuning.baseline)
     if began is not None and began.figure and foreseen:
         measured = began.figure.estimate
-        unit = summary.unit_of(found.tuning)
+        unit = summary.unit_of(saved.tuning)
         off = (
             f"{100 * abs(foreseen / measured - 1):.0f} % too "
             f"{'high' if foreseen > measured else 'low'}"
@@ -429,54 +439,60 @@ def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:
         )
 
 
-def document(found: TuningRecord) -> dict[str, Any]:
+def document(saved: TuningRecord) -> dict[str, Any]:
     """Return the document of `skep tune show --json` and of the dashboard."""
-    stages = found.stages
-    gain = summary.total_gain(found.stages)
+    stages = saved.stages
+    gain = summary.total_gain(saved.stages)
     baseline = summary.baseline_of(stages)
     best = summary.best_of(stages)
-    told: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
-    aim = told.pop("aim")
-    told |= {
-        "goal": str(found.tuning.aim),
+    fields: dict[str, Any] = finite(msgspec.to_builtins(saved.tuning))
+    aim = fields.pop("aim")
+    fields |= {
+        "goal": str(saved.tuning.aim),
         **aim,
-        "state": found.state,
-        "measured_s": finite(found.measured_s),
+        "state": saved.state,
+        "measured_s": finite(saved.measured_s),
     }
-    told["knobs"] = [
-        {name: knob[name] for name in ("name", "title", "values")} for knob in told["knobs"]
+    fields["knobs"] = [
+        {name: knob[name] for name in ("name", "title", "values")} for knob in fields["knobs"]
     ]
     return {
         "tuning": {
-            name: value for name, value in told.items() if name not in ("baseline", "base", "host")
+            name: value
+            for name, value in fields.items()
+            if name not in ("baseline", "base", "host")
         },
         "baseline": None if baseline is None else _stage_json(baseline),
         "best": None if best is None else _stage_json(best),
         "gain": None if gain is None else finite(msgspec.to_builtins(gain)),
         "stages": [_stage_json(stage) for stage in stages],
-        "reason": found.reason,
-        "presets": list(found.presets),
+        "reason": saved.reason,
+        "presets": list(saved.presets),
     }
 
 
 def _stage_json(stage: TuneStage) -> dict[str, Any]:
-    told: dict[str, Any] = finite(msgspec.to_builtins(stage))
-    told["predicted_ratio"] = told.pop("predicted")
-    own = {"title": stage.title, "config": finite(stage.config.as_dict), "key": stage.config.key}
-    return told | own | {"accepted": stage.decision is StageDecision.ACCEPTED}
+    fields: dict[str, Any] = finite(msgspec.to_builtins(stage))
+    fields["predicted_ratio"] = fields.pop("predicted")
+    derived = {
+        "title": stage.title,
+        "config": finite(stage.config.as_dict),
+        "key": stage.config.key,
+    }
+    return fields | derived | {"accepted": stage.decision is StageDecision.ACCEPTED}
 
 
-def say_state(found: TuningRecord) -> None:
-    tuning = found.tuning
-    over = found.state is TuningState.ENDED
+def say_state(saved: TuningRecord) -> None:
+    tuning = saved.tuning
+    over = saved.state is TuningState.ENDED
     tried = (
-        summary.count_decisions(found.stages)
+        summary.count_decisions(saved.stages)
         or f"no change was {'tried' if over else 'decided yet'}"
     )
-    why = f", {found.reason}" if over and found.reason else ""
+    why = f", {saved.reason}" if over and saved.reason else ""
     note(
-        f"{tuning.id} ({found.state.value}{why}): goal {summary.goal_words(tuning.aim)}; "
-        f"{tried}; {took_words(found)}"
+        f"{tuning.id} ({saved.state.value}{why}): goal {summary.goal_words(tuning.aim)}; "
+        f"{tried}; {took_words(saved)}"
     )
     if tuning.simulated:
         note(

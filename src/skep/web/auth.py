@@ -123,8 +123,8 @@ class Authenticator:
             spec = None
         if spec is None:
             return None
-        shown = next(key for key in given if hashlib.sha256(key).hexdigest() == spec.sha256)
-        return Visitor(spec.admin, shown, spec)
+        accepted_key = next(key for key in given if hashlib.sha256(key).hexdigest() == spec.sha256)
+        return Visitor(spec.admin, accepted_key, spec)
 
     def is_still_admitted(self, visitor: Visitor) -> bool:
         """Return whether one that is still being answered may have the rest, with the rights that
@@ -139,8 +139,8 @@ class Authenticator:
 
     def enter(self, key: str, source: str) -> str | None:
         """Return the token of a new session, None for a wrong key or after too many wrong ones."""
-        shown = key.encode(errors="replace")
-        if (spec := self._find([shown], source)) is None:
+        given_key = key.encode(errors="replace")
+        if (spec := self._find([given_key], source)) is None:
             return None
         now = self._site.clock()
         token = secrets.token_urlsafe(32)
@@ -149,7 +149,7 @@ class Authenticator:
         }
         while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[_digest(token)] = LoginSession(now + SESSION_S, spec, shown)
+        self._sessions[_digest(token)] = LoginSession(now + SESSION_S, spec, given_key)
         return token
 
     def leave(self, request: Request) -> None:
@@ -178,30 +178,30 @@ class Authenticator:
 
 def routes(site: Site, authenticator: Authenticator) -> list[Route]:
     async def show(request: Request) -> Response:
-        wanted = way_back(request.query_params.get("next"))
+        next_page = way_back(request.query_params.get("next"))
         visitor = authenticator.visitor(request)
         may_stay_out = not site.guarded and not site.public
         if visitor is None or (may_stay_out and visitor.session is None):
-            return login_page(site, wanted)
-        return RedirectResponse(wanted, 303)
+            return login_page(site, next_page)
+        return RedirectResponse(next_page, 303)
 
     async def enter(request: Request) -> Response:
         form = await form_of(request)
         source = source_of(request)
-        wanted = way_back(form.get("next"))
+        next_page = way_back(form.get("next"))
         token = authenticator.enter(form.get("key", "").strip(), source)
         if token is None:
             if not (wait_s := math.ceil(authenticator.wait_s(source))):
-                return login_page(site, wanted, "This key is not valid here.")
+                return login_page(site, next_page, "This key is not valid here.")
             refused = login_page(
                 site,
-                wanted,
+                next_page,
                 f"Too many wrong keys from your address: try again in {wait_s} s.",
                 429,
             )
             refused.headers["retry-after"] = str(wait_s)
             return refused
-        answer = RedirectResponse(wanted, 303)
+        answer = RedirectResponse(next_page, 303)
         # Before a proxy with TLS, ours is http.
         secure = request.headers.get("origin", "").startswith("https://")
         answer.set_cookie(
@@ -222,8 +222,8 @@ def routes(site: Site, authenticator: Authenticator) -> list[Route]:
     ]
 
 
-def login_page(site: Site, wanted: str, wrong: str = "", status: int = 401) -> Response:
-    return page(site, "login.html", wanted=wanted, wrong=wrong, status=status if wrong else 200)
+def login_page(site: Site, next_page: str, wrong: str = "", status: int = 401) -> Response:
+    return page(site, "login.html", wanted=next_page, wrong=wrong, status=status if wrong else 200)
 
 
 def source_of(request: Request) -> str:

@@ -47,46 +47,48 @@ def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[
 
 
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    told = []
+    run_documents = []
     for run in runs:
         same = {
             name: getattr(run, name)
             for name in ("id", "kind", "created_at", "simulated", "config")
         }
-        told.append(
+        run_documents.append(
             {**same, "model": site.label(run.model), "levels": RunCache().levels(store, run)}
         )
     if len(runs) == 2:
         pair = [load_run(store, run.id) for run in runs]
     else:
         pair = []
-    return {"runs": told, "comparisons": comparisons_of(store, pair)}
+    return {"runs": run_documents, "comparisons": comparisons_of(store, pair)}
 
 
-def shared_keys(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
+def shared_keys(series: SeriesStore, query: HistoryQuery) -> list[SeriesKey]:
     """Return the series that every picked target has, as those of the first; first what stands for
     one of them.
     """
-    every = [chosen_key(series, name, None)[1] for name in asked.targets]
-    kinds = [key.kind for keys in every for key in keys[:1]]
+    keys_of_targets = [chosen_key(series, name, None)[1] for name in query.targets]
+    kinds = [key.kind for keys in keys_of_targets for key in keys[:1]]
     shared = [
-        key for key in every[0] if all(key.kind in {key.kind for key in keys} for keys in every)
+        key
+        for key in keys_of_targets[0]
+        if all(key.kind in {key.kind for key in keys} for keys in keys_of_targets)
     ]
     return sorted(shared, key=lambda key: key.kind not in kinds)
 
 
-def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]:
+def target_parts(site: Site, series: SeriesStore, query: HistoryQuery) -> Iterator[str]:
     """Yield the picture first; the figures of each pair as they are worked out."""
-    histories = _histories(series, asked)
-    if any(series.is_simulated(name, asked.since, asked.until) for name in asked.targets):
+    histories = _histories(series, query)
+    if any(series.is_simulated(name, query.since, query.until) for name in query.targets):
         yield _part("told_simulated")
     if histories:
-        since = min([asked.until, *(row[0] for history in histories for row in history.band[:1])])
+        since = min([query.until, *(row[0] for history in histories for row in history.band[:1])])
         caption = (
-            f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
+            f"{when(since, now=query.until)} to {when(query.until)}, {zone_name(query.until)}"
         )
-        yield _part("figure", picture=_picture(asked, since, histories), caption=caption)
-    for place, pair in enumerate(pairs(site, series, asked)):
+        yield _part("figure", picture=_picture(query, since, histories), caption=caption)
+    for place, pair in enumerate(pairs(site, series, query)):
         yield _part(
             "pair_of",
             pair=pair.comparison,
@@ -94,7 +96,7 @@ def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterat
             starts=pair.cold_starts,
             place=place,
         )
-    if len(asked.targets) < 2:
+    if len(query.targets) < 2:
         yield _part("alone")
 
 
@@ -102,9 +104,9 @@ def _part(macro: str, **values: Any) -> str:
     return render_macro("compare_parts.html", macro, **values)
 
 
-def pairs(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[TargetPair]:
-    for other in asked.targets[1:]:
-        pair = pair_of(series, asked.targets[0], other, asked.since, asked.until)
+def pairs(site: Site, series: SeriesStore, query: HistoryQuery) -> Iterator[TargetPair]:
+    for other_target in query.targets[1:]:
+        pair = pair_of(series, query.targets[0], other_target, query.since, query.until)
         compared = pair.comparison
         models = [
             None if model is None else site.label(model)
@@ -116,32 +118,32 @@ def pairs(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[Targ
         )
 
 
-def targets_document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
-    histories = _histories(series, asked)
+def targets_document(site: Site, series: SeriesStore, query: HistoryQuery) -> dict[str, Any]:
+    histories = _histories(series, query)
     targets = [
         {"series": str(history.key), "unit": history.key.metric.unit, **shown_values(history)}
         for history in histories
     ]
-    compared = [pair.document() for pair in pairs(site, series, asked)]
-    return {"since": asked.since, "until": asked.until, "targets": targets, "pairs": compared}
+    compared = [pair.document() for pair in pairs(site, series, query)]
+    return {"since": query.since, "until": query.until, "targets": targets, "pairs": compared}
 
 
-def _histories(series: SeriesStore, asked: HistoryQuery) -> list[SeriesHistory]:
+def _histories(series: SeriesStore, query: HistoryQuery) -> list[SeriesHistory]:
     """Return the same series of each target; none where they share none."""
-    shared = shared_keys(series, asked)
-    chosen = next((key for key in shared if key.kind == asked.series), next(iter(shared), None))
+    shared = shared_keys(series, query)
+    chosen = next((key for key in shared if key.kind == query.series), next(iter(shared), None))
     if chosen is None:
         keys = []
     else:
-        keys = [replace(chosen, target=name) for name in asked.targets]
-    return [history_of(series, key, asked.since, asked.until) for key in keys]
+        keys = [replace(chosen, target=name) for name in query.targets]
+    return [history_of(series, key, query.since, query.until) for key in keys]
 
 
-def _picture(asked: HistoryQuery, since: float, histories: Sequence[SeriesHistory]) -> Picture:
+def _picture(query: HistoryQuery, since: float, histories: Sequence[SeriesHistory]) -> Picture:
     key = histories[0].key
-    words = f"{', '.join(asked.targets)} on one axis."
+    words = f"{', '.join(query.targets)} on one axis."
     tracks = [track_of(*of) for of in zip(histories, cycle(theme.SERIES), strict=False)]
-    return Picture(in_words(key), words, key.metric.unit, since, asked.until, tracks)
+    return Picture(in_words(key), words, key.metric.unit, since, query.until, tracks)
 
 
 _AT_FIRST = 3  # targets shown where none were picked
@@ -158,14 +160,14 @@ def routes(site: Site) -> list[Route]:
                 site, frame, lambda store: runs_parts(site, store, found_runs(store, ids))
             )
         with site.series() as series:
-            known, asked = _asked(series, read_query(request.query_params, site.clock()))
-            probing = how_probed(series, asked.targets)
-            if asked.targets:
-                choices = [(key.kind, in_words(key)) for key in shared_keys(series, asked)]
+            targets, query = _asked(series, read_query(request.query_params, site.clock()))
+            probing = how_probed(series, query.targets)
+            if query.targets:
+                choices = [(key.kind, in_words(key)) for key in shared_keys(series, query)]
             else:
                 choices = []
-        if len(asked.targets) > 1:
-            title = f"Compare {' and '.join(asked.targets)}"
+        if len(query.targets) > 1:
+            title = f"Compare {' and '.join(query.targets)}"
         else:
             title = "Compare"
         frame = page(
@@ -173,14 +175,14 @@ def routes(site: Site) -> list[Route]:
             "compare.html",
             title=title,
             runs=(),
-            asked=asked,
-            known=known,
+            asked=query,
+            known=targets,
             series=choices,
             probing=probing,
         )
-        if not asked.targets:
+        if not query.targets:
             return frame
-        return streamed(site, frame, lambda store: target_parts(site, SeriesStore(store), asked))
+        return streamed(site, frame, lambda store: target_parts(site, SeriesStore(store), query))
 
     def as_json(request: Request) -> Response:
         with site.store() as store:
@@ -189,24 +191,24 @@ def routes(site: Site) -> list[Route]:
                     runs_document(site, store, found_runs(store, runs_named(names)))
                 )
             series = SeriesStore(store)
-            _, asked = _asked(series, read_query(request.query_params, site.clock()))
+            _, query = _asked(series, read_query(request.query_params, site.clock()))
             return json_answer(
-                targets_document(site, series, asked)
-                if asked.targets
+                targets_document(site, series, query)
+                if query.targets
                 else {"targets": [], "pairs": []}
             )
 
     return [Route("/compare", show), Route("/api/compare.json", as_json)]
 
 
-def _asked(series: SeriesStore, asked: HistoryQuery) -> tuple[list[str], HistoryQuery]:
+def _asked(series: SeriesStore, query: HistoryQuery) -> tuple[list[str], HistoryQuery]:
     """Return all targets, and what is asked with targets: those that were named, else the first
     that have figures.
     """
-    known = known_targets(series, asked)
-    if asked.targets:
-        return known, asked
+    targets = known_targets(series, query)
+    if query.targets:
+        return targets, query
     measured = {key.target for key in series.keys()}  # noqa: SIM118
-    return known, asked.of(
-        *[name for name in known if name in measured][:_AT_FIRST], series=asked.series
+    return targets, query.of(
+        *[name for name in targets if name in measured][:_AT_FIRST], series=query.series
     )

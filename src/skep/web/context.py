@@ -66,15 +66,16 @@ def hide_private_columns(store: Store) -> Store:
     for table, hidden in HIDDEN_COLUMNS.items():
         columns = [row["name"] for row in store.read(f"PRAGMA main.table_info({table})")]
         assert hidden.keys() <= set(columns), table
-        shown = [] if table in _WITHOUT_ROWID else ["rowid AS rowid"]
-        shown += [f"{hidden.get(name, name)} AS {name}" for name in columns]
-        store.read(f"CREATE TEMP VIEW {table} AS SELECT {', '.join(shown)} FROM main.{table}")  # noqa: S608
+        selected = [] if table in _WITHOUT_ROWID else ["rowid AS rowid"]
+        selected += [f"{hidden.get(name, name)} AS {name}" for name in columns]
+        fields = ", ".join(selected)
+        store.read(f"CREATE TEMP VIEW {table} AS SELECT {fields} FROM main.{table}")  # noqa: S608
     store.read("COMMIT")
     return store
 
 
-def _unless_none(function: Callable[[str], str | int], said: str | None) -> str | int | None:
-    return None if said is None else function(said)
+def _unless_none(function: Callable[[str], str | int], text: str | None) -> str | int | None:
+    return None if text is None else function(text)
 
 
 @lru_cache(maxsize=4096)
@@ -94,17 +95,17 @@ def public_place(url: str) -> str:
     return "" if is_near(url) else ELSEWHERE
 
 
-def public_word(said: str) -> str:
+def public_word(name: str) -> str:
     """Return a name as it may be shown; one that could be an address, a path or somebody's text is
     not told.
     """
-    if len(said) <= _LONGEST_NAME and _is_word(said):
-        return said
+    if len(name) <= _LONGEST_NAME and _is_word(name):
+        return name
     return "task"
 
 
-def _is_word(said: str) -> bool:
-    return len(said) <= _LONGEST_WORDS and not _NOT_A_WORD.search(said)
+def _is_word(name: str) -> bool:
+    return len(name) <= _LONGEST_WORDS and not _NOT_A_WORD.search(name)
 
 
 def public_facts(document: str) -> str:
@@ -115,16 +116,22 @@ def public_facts(document: str) -> str:
 def _public(name: str, value: Any) -> Any:
     match value:
         case dict():
-            told = {
-                key: one for key, one in value.items() if _is_word(key) and not _SECRET.search(key)
+            named = {
+                key: field
+                for key, field in value.items()
+                if _is_word(key) and not _SECRET.search(key)
             }
             return {
-                key: shown
-                for key, one in told.items()
-                if (shown := _public(key, one)) is not _HIDDEN
+                key: public_field
+                for key, field in named.items()
+                if (public_field := _public(key, field)) is not _HIDDEN
             }
         case list():
-            return [one for one in (_public(name, item) for item in value) if one is not _HIDDEN]
+            return [
+                element
+                for element in (_public(name, item) for item in value)
+                if element is not _HIDDEN
+            ]
         case str():
             if value and name in _WORDS and _is_word(value):
                 return value
@@ -146,11 +153,11 @@ def _cleaned(value: Any, *, private: bool) -> Any:
     match value:
         case dict():
             return {
-                key: _cleaned(one, private=private or key.lower() in _TELLING)
-                for key, one in value.items()
+                key: _cleaned(field, private=private or key.lower() in _TELLING)
+                for key, field in value.items()
             }
         case list():
-            return [_cleaned(one, private=private) for one in value]
+            return [_cleaned(element, private=private) for element in value]
         case str() if private or names_place(value):
             name = value.rpartition("/")[2]
             is_file = value.startswith(("/", "~", "./", "../")) and " " not in value

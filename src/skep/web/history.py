@@ -55,12 +55,12 @@ class HistoryQuery(msgspec.Struct, frozen=True):
     until: float
 
     def query(self) -> str:
-        told = [
+        fields = [
             *(("target", name) for name in self.targets),
             ("series", self.series),
             ("window", self.window),
         ]
-        return urlencode([(name, value) for name, value in told if value])
+        return urlencode([(name, value) for name, value in fields if value])
 
     def of(self, *targets: str, series: str | None = None) -> HistoryQuery:
         return replace(self, targets=targets, series=series)
@@ -154,16 +154,16 @@ class TargetHistory(msgspec.Struct, frozen=True):
         }
 
 
-def known_targets(series: SeriesStore, asked: HistoryQuery) -> list[str]:
+def known_targets(series: SeriesStore, query: HistoryQuery) -> list[str]:
     """Return all targets. Raise UserError where one that is asked for is not among them."""
-    known = all_targets(series)
-    for name in asked.targets:
-        known_target(name, known)
-    return known
+    targets = all_targets(series)
+    for name in query.targets:
+        known_target(name, targets)
+    return targets
 
 
 def chosen_key(
-    series: SeriesStore, target: str, asked: str | None
+    series: SeriesStore, target: str, chosen_series: str | None
 ) -> tuple[SeriesKey | None, tuple[SeriesKey, ...]]:
     """The series to show, and all there are: those that stand for the target first, then hot
     before cold. One that the target does not have falls back to what stands for it."""
@@ -171,7 +171,7 @@ def chosen_key(
     all_of_it = series.keys(target)
     others = sorted(set(all_of_it) - set(first), key=lambda key: (key.heat is Heat.COLD, key))
     keys = (*first, *others)
-    return next((key for key in keys if key.kind == asked), next(iter(keys), None)), keys
+    return next((key for key in keys if key.kind == chosen_series), next(iter(keys), None)), keys
 
 
 def how_probed(series: SeriesStore, names: Sequence[str]) -> list[str]:
@@ -179,14 +179,16 @@ def how_probed(series: SeriesStore, names: Sequence[str]) -> list[str]:
 
 
 def labelled(site: Site, headline: SpeedHeadline) -> SpeedHeadline:
-    target, other = headline.models
-    return replace(headline, models=(target and site.label(target), other and site.label(other)))
+    target, second_model = headline.models
+    return replace(
+        headline, models=(target and site.label(target), second_model and site.label(second_model))
+    )
 
 
-def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -> TargetHistory:
-    key, keys = chosen_key(series, target, asked.series)
-    since = asked.since
-    until = asked.until
+def view_of(site: Site, series: SeriesStore, query: HistoryQuery, target: str) -> TargetHistory:
+    key, keys = chosen_key(series, target, query.series)
+    since = query.since
+    until = query.until
     if key is None:
         history = None
     else:
@@ -195,14 +197,14 @@ def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -
     # Notes and versions divide a series: what was before and what came after are compared by
     # themselves.
     events = [
-        one
-        for one in (history.events if history else ())
-        if one.kind in (EventKind.NOTE, EventKind.VERSION)
+        event
+        for event in (history.events if history else ())
+        if event.kind in (EventKind.NOTE, EventKind.VERSION)
     ]
     around = {
-        one.id: around_event(series, one, key)["sentence"]
-        for one in events[-_MOST_AROUND:]
-        if key and one.id
+        event.id: around_event(series, event, key)["sentence"]
+        for event in events[-_MOST_AROUND:]
+        if key and event.id
     }
     alerts = [
         alert
@@ -250,17 +252,17 @@ def picture_of(view: TargetHistory, history: SeriesHistory) -> Picture:
     title = in_words(history.key)
     track = track_of(history, theme.SKY)
     events = history.events[-_MOST_FLAGS:]
-    seen = [
+    visible = [
         *(row[0] for row in track.band[:1]),
         *(point.at for point in track.points[:1]),
         *view.failed[:1],
     ]
-    seen += [begin for begin, _ in view.missed[:1]]
+    visible += [begin for begin, _ in view.missed[:1]]
     return Picture(
         title=title,
         words=" ".join(history.sentences) or title,
         unit=history.key.metric.unit,
-        since=axis_begin(view.since, view.until, *seen),
+        since=axis_begin(view.since, view.until, *visible),
         until=view.until,
         tracks=[track],
         changes=history.changes,
@@ -326,21 +328,21 @@ def routes(site: Site) -> list[Route]:
         await asyncio.to_thread(write)
         return RedirectResponse(way_back(form.get("next")), 303)
 
-    shown = [Route("/history", show), Route("/api/history.json", as_json)]
-    return [*shown, Route("/notes", add_note, methods=["POST"])]
+    page_routes = [Route("/history", show), Route("/api/history.json", as_json)]
+    return [*page_routes, Route("/notes", add_note, methods=["POST"])]
 
 
 def _parts(
-    site: Site, series: SeriesStore, asked: HistoryQuery, targets: list[str]
+    site: Site, series: SeriesStore, query: HistoryQuery, targets: list[str]
 ) -> Iterator[str]:
     open_now = {alert.target for alert in series.alerts(open_only=True)}
-    for place, name in enumerate(asked.targets or targets):
+    for place, name in enumerate(query.targets or targets):
         values = {
-            "asked": asked,
-            "view": view_of(site, series, asked, name),
+            "asked": query,
+            "view": view_of(site, series, query, name),
             "alarmed": name in open_now,
         }
-        macro = "target" if asked.targets else "card"
+        macro = "target" if query.targets else "card"
         functions = {
             "picture_of": picture_of,
             "shift_label": shift_label,

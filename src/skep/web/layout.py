@@ -77,7 +77,7 @@ def environment() -> Environment:
 def pages_of(site: Site) -> list[tuple[str, str, str, str]]:
     """Return the pages that this dashboard leads to."""
     hidden = (*(PRIVATE if site.public else ()), *(() if site.can_compare() else ("compare",)))
-    return [one for one in PAGES if one[0] not in hidden]
+    return [entry for entry in PAGES if entry[0] not in hidden]
 
 
 def render(template: str, **values: Any) -> str:
@@ -164,14 +164,14 @@ class Asset(msgspec.Struct, frozen=True):
 @cache
 def assets() -> dict[str, Asset]:
     """By name. Files of other kinds are not served."""
-    found: dict[str, Asset] = {}
+    assets_by_name: dict[str, Asset] = {}
     for file in sorted(STATIC.iterdir()):
         if (kind := _TYPES.get(file.suffix)) is not None:
             body = file.read_bytes()
             if file.name == "skep.css":
                 body = f"{theme.style_rules()}\n".encode() + body
-            found[file.name] = Asset(body, hashlib.sha256(body).hexdigest()[:16], kind)
-    return found
+            assets_by_name[file.name] = Asset(body, hashlib.sha256(body).hexdigest()[:16], kind)
+    return assets_by_name
 
 
 def asset(name: str) -> str:
@@ -210,20 +210,20 @@ class StaticFiles:
     async def answer(self, request: Request) -> Response:
         name = request.path_params["name"]
         packed = dict[str, str]()
-        found = assets().get(name)
+        file = assets().get(name)
         if name == "vega.js":
-            found = Asset(await self.vega(), vega_version(), _TYPES[".js"])
+            file = Asset(await self.vega(), vega_version(), _TYPES[".js"])
             packed = {"content-encoding": "gzip"}
-        if found is None:
+        if file is None:
             return PlainTextResponse("there is no such file\n", status_code=404)
-        if request.query_params.get("v") == found.digest:
-            kept = "public, max-age=31536000, immutable"
+        if request.query_params.get("v") == file.digest:
+            cache_control = "public, max-age=31536000, immutable"
         else:
-            kept = "no-cache"
-        headers = {"etag": f'"{found.digest}"', "cache-control": kept, **packed}
-        if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
+            cache_control = "no-cache"
+        headers = {"etag": f'"{file.digest}"', "cache-control": cache_control, **packed}
+        if f'"{file.digest}"' in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        return Response(found.body, media_type=found.type, headers=headers)
+        return Response(file.body, media_type=file.type, headers=headers)
 
     async def vega(self) -> bytes:
         async with self._making:

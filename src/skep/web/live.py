@@ -69,16 +69,16 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
             for note in self.notes
         ]
         if site.hides_private:
-            shown = [public_alert(alert) for alert in alerts]
+            alert_documents = [public_alert(alert) for alert in alerts]
         else:
-            shown = alerts
+            alert_documents = alerts
         headlines = [headline.document() for headline in self.headlines]
         starts = [start.document() for start in self.cold_starts]
         return {
             "headlines": headlines,
             "cold_starts": starts,
             "targets": targets,
-            "alerts": shown,
+            "alerts": alert_documents,
             "events": events,
         }
 
@@ -90,21 +90,23 @@ def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
 
 def read_monitor(site: Site, now: float) -> MonitorSnapshot:
     with site.series() as series:
-        found = tuple(target_statuses(series, now))
-        keys = [standing.readings[0].key if standing.readings else None for standing in found]
+        standings = tuple(target_statuses(series, now))
+        keys = [standing.readings[0].key if standing.readings else None for standing in standings]
         spans = [
             series.spans(key, SpanKind.HOUR, now - WEEK_S, now) if key else () for key in keys
         ]
         return MonitorSnapshot(
-            standings=found,
+            standings=standings,
             headlines=tuple(
-                labelled(site, headline) for headline in headlines_of(series, found, now)
+                labelled(site, headline) for headline in headlines_of(series, standings, now)
             ),
             cold_starts=tuple(
-                cold_starts_of(series, (one.target.name for one in found), now - WEEK_S, now)
+                cold_starts_of(
+                    series, (standing.target.name for standing in standings), now - WEEK_S, now
+                )
             ),
             lines=tuple(
-                tuple(SeriesPoint(one.start, one.median) for one in span if one.count)
+                tuple(SeriesPoint(hour.start, hour.median) for hour in span if hour.count)
                 for span in spans
             ),
             alerts=tuple(series.alerts(open_only=True)),
@@ -147,31 +149,32 @@ def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
         "ended": readings.ended,
         "slots": readings.slots(),
         "replicas": [
-            _replica(readings, site, one, number)
-            for number, one in enumerate(readings.replicas, 1)
+            _replica(readings, site, replica, number)
+            for number, replica in enumerate(readings.replicas, 1)
         ],
         "queues": [
-            {"model": site.label(one), "waiting": dict(waiting)} for one, waiting in queues.items()
+            {"model": site.label(model), "waiting": dict(waiting)}
+            for model, waiting in queues.items()
         ],
         "history": {"tok_s": list(readings.speeds), "queued": list(readings.queued)},
     }
 
 
 def _replica(
-    readings: HiveReadings, site: Site, shown: ReplicaStatus, number: int
+    readings: HiveReadings, site: Site, replica: ReplicaStatus, number: int
 ) -> dict[str, Any]:
     """In public by its number: the name of a server elsewhere is made of its address."""
     return {
-        "name": f"replica-{number}" if site.hides_private else shown.name,
-        "model": site.label(shown.model or None),
-        "state": shown.state,
-        "slots": shown.slots,
-        "active": shown.active,
-        "releasing": shown.releasing if shown.active is not None else None,
-        "tok_s": readings.tok_s_of(shown.name),
-        "restarts": shown.restarts,
-        "simulated": bool(shown.mark),
-        "why": None if site.hides_private else shown.why or None,
+        "name": f"replica-{number}" if site.hides_private else replica.name,
+        "model": site.label(replica.model or None),
+        "state": replica.state,
+        "slots": replica.slots,
+        "active": replica.active,
+        "releasing": replica.releasing if replica.active is not None else None,
+        "tok_s": readings.tok_s_of(replica.name),
+        "restarts": replica.restarts,
+        "simulated": bool(replica.mark),
+        "why": None if site.hides_private else replica.why or None,
     }
 
 
@@ -281,10 +284,10 @@ class Live:
         """
         async with self._reading:
             await self._read_store()
-            found = await asyncio.to_thread(self._ask_hive)
+            status = await asyncio.to_thread(self._ask_hive)
             self._read_at = now = self._clock()
             try:
-                self.document = self._document(found, now)
+                self.document = self._document(status, now)
             except (
                 AttributeError,
                 LookupError,
@@ -337,25 +340,25 @@ class Live:
             log.error("hive.failed error=%r", error)
             return EngineError("the deployment cannot be reached", hint="look at `skep logs skep`")
 
-    def _document(self, found: Status | SkepError, now: float) -> dict[str, Any]:
+    def _document(self, status: Status | SkepError, now: float) -> dict[str, Any]:
         document: dict[str, Any] = {
             "at": self.site.clock(),
             "state": "up",
             "message": None,
             "hint": None,
         }
-        if isinstance(found, SkepError):
-            gone = isinstance(found, NotRunning)
-            told = not self.site.hides_private
+        if isinstance(status, SkepError):
+            is_down = isinstance(status, NotRunning)
+            is_private_shown = not self.site.hides_private
             document |= {
-                "state": "down" if gone else "silent",
-                "message": found.message if gone or told else None,
+                "state": "down" if is_down else "silent",
+                "message": status.message if is_down or is_private_shown else None,
             }
-            document["hint"] = found.hint if told else None
-            if gone:
+            document["hint"] = status.hint if is_private_shown else None
+            if is_down:
                 self._readings.forget()
         else:
-            self._readings.take(found, now)
+            self._readings.take(status, now)
         return {**document, "hive": hive_document(self._readings, self.site), "ttft": self._ttft}
 
 

@@ -59,16 +59,16 @@ class PlanQuery(msgspec.Struct, frozen=True):
     @property
     def changed(self) -> dict[str, int]:
         """The numbers that are not as usual, as `skep plan` calls them."""
-        told = {
+        options = {
             "concurrency": "agents",
             "prompt-tokens": "input_tokens",
             "output-tokens": "output_tokens",
         }
-        found = {option: getattr(self, name) for option, name in told.items()}
+        values = {option: getattr(self, name) for option, name in options.items()}
         return {
-            option: found[option]
-            for option, name in told.items()
-            if found[option] != getattr(USUAL, name)
+            option: values[option]
+            for option, name in options.items()
+            if values[option] != getattr(USUAL, name)
         }
 
     def flags(self) -> PlanFlags:
@@ -77,11 +77,11 @@ class PlanQuery(msgspec.Struct, frozen=True):
 
     def query(self) -> str:
         """Only what is not usual."""
-        told = {"model": self.model, **({"rig": self.rig} if self.rig else {"card": self.card})}
+        fields = {"model": self.model, **({"rig": self.rig} if self.rig else {"card": self.card})}
         for name in ("count", "agents", "input_tokens", "output_tokens"):
             if getattr(self, name) != getattr(USUAL, name):
-                told[name] = getattr(self, name)
-        return urlencode({name: value for name, value in told.items() if value})
+                fields[name] = getattr(self, name)
+        return urlencode({name: value for name, value in fields.items() if value})
 
     def command(self) -> str:
         words = [
@@ -102,7 +102,7 @@ def read_query(query: QueryParams) -> PlanQuery:
     """Raises UserError with what could be meant."""
     model = query.get("model", "").strip()
     card = query.get("card", "").strip()
-    legible = any(one.isascii() and one.isalnum() for one in model)
+    legible = any(letter.isascii() and letter.isalnum() for letter in model)
     if model and (len(model) > 120 or model.startswith((".", "/", "~")) or not legible):
         hint = "`skep plan` accepts paths; this page does not"
         raise UserError(f"`{model[:60]}` is not a model of the catalogue", hint=hint)
@@ -126,17 +126,22 @@ _FORM: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _number(query: QueryParams, name: str, most: int) -> int:
-    said = query.get(name, "").strip()
+def _number(query: QueryParams, name: str, maximum: int) -> int:
+    text = query.get(name, "").strip()
     usual = int(getattr(USUAL, name))
-    if not said:
+    if not text:
         return usual
-    if not said.isascii() or not said.isdecimal() or len(said) > 9 or not 1 <= int(said) <= most:
+    if (
+        not text.isascii()
+        or not text.isdecimal()
+        or len(text) > 9
+        or not 1 <= int(text) <= maximum
+    ):
         raise UserError(
-            f"`{name}={said[:30]}` is not a number from 1 to {most:,}",
+            f"`{name}={text[:30]}` is not a number from 1 to {maximum:,}",
             hint=f"leave it out for {usual:,}",
         )
-    return int(said)
+    return int(text)
 
 
 def plan_picture(plans: Sequence[Document], field: str, label: str) -> Markup:
@@ -172,11 +177,11 @@ class PlanPages:
         query = read_query(request.query_params)
         whole = query.model and request.query_params.get("whole") == "1"
         plan = self._shown(query) if whole else None
-        known: dict[str, Any] = {
+        choices: dict[str, Any] = {
             "devices": list(devices().values()),
             "models": geometries().values(),
         }
-        return page(self.site, "plan.html", asked=query, plan=plan, **_FORM, **known)
+        return page(self.site, "plan.html", asked=query, plan=plan, **_FORM, **choices)
 
     def fragment(self, request: Request) -> Response:
         query = read_query(request.query_params)
@@ -190,38 +195,41 @@ class PlanPages:
             )
         return json_answer(self._plan(query))
 
-    def _shown(self, asked: PlanQuery) -> str:
+    def _shown(self, query: PlanQuery) -> str:
         try:
-            return drawn(asked, self._plan(asked))
+            return drawn(query, self._plan(query))
         except (UserError, DoesNotFit) as error:
             return render("plan_found.html", error=error)
 
-    def _plan(self, asked: PlanQuery) -> dict[str, Any]:
+    def _plan(self, query: PlanQuery) -> dict[str, Any]:
         """Return the document of `skep plan --json`. Raises DoesNotFit where no layout does."""
         if not self._queue.acquire(blocking=False):
             raise UserError("too many plans are being computed", hint="try again in a few seconds")
         try:
             with self._one_at_a_time:
-                found = answer_plan(asked.flags(), self.site.paths.store)
+                answer = answer_plan(query.flags(), self.site.paths.store)
         finally:
             self._queue.release()
-        if (error := nothing_fits(found)) is not None:
+        if (error := nothing_fits(answer)) is not None:
             raise error
-        return document(found)
+        return document(answer)
 
 
-def drawn(asked: PlanQuery, found: dict[str, Any]) -> str:
+def drawn(query: PlanQuery, plan_document: dict[str, Any]) -> str:
     """Return the plan as a part of the page."""
-    plans = found["plans"]
+    plans = plan_document["plans"]
     return render(
         "plan_found.html",
-        **{name: found[name] for name in ("model", "goal", "rigs", "plans", "rejected", "notes")},
+        **{
+            name: plan_document[name]
+            for name in ("model", "goal", "rigs", "plans", "rejected", "notes")
+        },
         error=None,
         best=plans[0],
-        agents=found["goal"]["agents"],
+        agents=plan_document["goal"]["agents"],
         drawn=[plan for plan in plans if len(plan["predicted"]) > 1][:_DRAWN] or plans[:1],
         colours=term_colours(plans[:2]),
-        command=asked.command(),
+        command=query.command(),
         layout_name=layout_name,
         level_of=level_of,
         rejected_name=rejected_name,
@@ -231,9 +239,9 @@ def drawn(asked: PlanQuery, found: dict[str, Any]) -> str:
 
 def routes(site: Site) -> list[Route]:
     pages = PlanPages(site)
-    shown = {
+    page_routes = {
         "/plan": pages.show,
         "/plan/fragment": pages.fragment,
         "/api/plan.json": pages.as_json,
     }
-    return [Route(path, answer) for path, answer in shown.items()]
+    return [Route(path, answer) for path, answer in page_routes.items()]

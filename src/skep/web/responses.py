@@ -102,31 +102,31 @@ async def form_of(request: Request) -> dict[str, str]:
         ) from None
 
 
-async def body_of(request: Request, most: int, what: str, hint: str) -> bytes:
+async def body_of(request: Request, max_bytes: int, name: str, hint: str) -> bytes:
     received = b""
     async for part in request.stream():
         received += part
-        if len(received) > most:
-            raise UserError(f"{what} is longer than {most} bytes", hint=hint)
+        if len(received) > max_bytes:
+            raise UserError(f"{name} is longer than {max_bytes} bytes", hint=hint)
     return received
 
 
-def way_back(wanted: str | None) -> str:
+def way_back(address: str | None) -> str:
     """Return the address where it is a page of this site, else `/`."""
     if (
-        not wanted
-        or not wanted.startswith("/")
-        or wanted.startswith(("//", "/\\"))
-        or min(wanted) < "!"
+        not address
+        or not address.startswith("/")
+        or address.startswith(("//", "/\\"))
+        or min(address) < "!"
     ):
         return "/"
     try:
-        parts = urlsplit(wanted)
+        parts = urlsplit(address)
     except ValueError:
         return "/"
     if parts.scheme or parts.netloc:
         return "/"
-    return wanted
+    return address
 
 
 def report_answer(report: str) -> Response:

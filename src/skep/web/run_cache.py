@@ -67,11 +67,11 @@ def engine_of(run: StoredRun) -> str:
     and cards.
     """
     names = (run.engine.get(key) for key in ("engine", "server", "measured_by"))
-    told = str(next(filter(None, names), "unknown engine"))
+    name = str(next(filter(None, names), "unknown engine"))
     version = run.engine.get("version") or run.engine.get("build")
-    if not version or str(version) in told or "unknown" in str(version):
-        return told
-    return f"{told} {version}"
+    if not version or str(version) in name or "unknown" in str(version):
+        return name
+    return f"{name} {version}"
 
 
 def layout_of(run: StoredRun) -> str:
@@ -113,26 +113,26 @@ class RunCache:
 
     def figures(self, store: Store, run: StoredRun) -> RunFigures:
         with self._making:
-            found = self._figures.get(run.id) or figures_of(store, run)
+            figures = self._figures.get(run.id) or figures_of(store, run)
             if run.state.is_final:
-                self._figures[run.id] = found
-        return found
+                self._figures[run.id] = figures
+        return figures
 
     def levels(self, store: Store, run: StoredRun) -> tuple[LevelSummary, ...]:
         """Of one run, as measured; empty where nothing was, or where its levels are no loads."""
-        found = self._levels.get(run.id, ())
-        if not found and run.kind not in JUDGED:
+        levels = self._levels.get(run.id, ())
+        if not levels and run.kind not in JUDGED:
             with suppress(SkepError):
-                found = tuple(load_run(store, run.id)[1].levels)
+                levels = tuple(load_run(store, run.id)[1].levels)
             if run.state.is_final:
-                self._levels[run.id] = found
-        return found
+                self._levels[run.id] = levels
+        return levels
 
 
 def figures_of(store: Store, run: StoredRun) -> RunFigures:
     try:
         if run.kind in JUDGED:
-            found = store.read(
+            failures = store.read(
                 "SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id
             )
             if run.kind == QUALITY:
@@ -143,7 +143,7 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
                     words = "no sweet spot"
                 else:
                     words = f"sweet spot at C = {spot}"
-            return RunFigures(failed=int(found[0][0]), conclusion=words)
+            return RunFigures(failed=int(failures[0][0]), conclusion=words)
         _, summary, rows = load_run(store, run.id)
     except SkepError:
         return RunFigures()  # nothing was measured
@@ -185,7 +185,7 @@ def runs_named(names: str) -> list[str]:
 
     Raises UserError where there are too few or too many to stand beside each other.
     """
-    ids = list(dict.fromkeys(one.strip() for one in names.split(",") if one.strip()))
+    ids = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not 2 <= len(ids) <= MOST_COMPARED:
         raise UserError(
             f"`runs={names}` names {len(ids)} runs",

@@ -45,13 +45,13 @@ class RunsQuery(msgspec.Struct, frozen=True):
     sort: str = ""  # "best": by effective tok/s
 
     def query(self, **changed: Any) -> str:
-        told = {**msgspec.structs.asdict(self), **changed}
-        told = {
-            "q": told["text"],
-            "page": "" if told["page"] == 1 else told["page"],
-            "sort": told["sort"],
+        fields = {**msgspec.structs.asdict(self), **changed}
+        fields = {
+            "q": fields["text"],
+            "page": "" if fields["page"] == 1 else fields["page"],
+            "sort": fields["sort"],
         }
-        return urlencode({name: value for name, value in told.items() if value != ""})
+        return urlencode({name: value for name, value in fields.items() if value != ""})
 
     def address(self, **changed: Any) -> str:
         query = self.query(**changed)
@@ -64,7 +64,7 @@ class RunsQuery(msgspec.Struct, frozen=True):
         if run.kind in OF_A_TUNING and not self.text:
             return False
         how = "simulated" if run.simulated else "measured"
-        told = (
+        searched = (
             run.id,
             run.model,
             run.kind,
@@ -75,7 +75,7 @@ class RunsQuery(msgspec.Struct, frozen=True):
             run.url,
         )
         return all(
-            word in " ".join([*told, run.error or ""]).lower()
+            word in " ".join([*searched, run.error or ""]).lower()
             for word in self.text.lower().split()
         )
 
@@ -94,38 +94,42 @@ class RunListing(msgspec.Struct, frozen=True):
 
 
 def read_query(query: QueryParams) -> RunsQuery:
-    words, sort, said = (query.get(name, "") for name in ("q", "sort", "page"))
+    words, sort, page_text = (query.get(name, "") for name in ("q", "sort", "page"))
     if sort not in SORTS:
         raise UserError(
             f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first"
         )
-    if said and (not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8):
-        raise UserError(f"`page={said}` is not a page", hint="pages count from 1")
-    return RunsQuery(words.strip()[:200], int(said[:9] or 1), sort)
+    if page_text and (not page_text.isdecimal() or not 1 <= int(page_text[:9]) <= 10**8):
+        raise UserError(f"`page={page_text}` is not a page", hint="pages count from 1")
+    return RunsQuery(words.strip()[:200], int(page_text[:9] or 1), sort)
 
 
 def listed(
-    runs: Sequence[StoredRun], asked: RunsQuery, figures: Callable[[StoredRun], RunFigures]
+    runs: Sequence[StoredRun], query: RunsQuery, figures: Callable[[StoredRun], RunFigures]
 ) -> RunListing:
     """`runs` are newest first. `figures` decide the order where the best are asked for: simulated
     runs come after measured ones, and last what has not ended well or has no figure."""
-    found = [run for run in runs if asked.takes(run)]
-    if asked.sort:
+    matching = [run for run in runs if query.takes(run)]
+    if query.sort:
         best = {
             run.id: figures(run).best_tok_s if run.state is RunState.DONE else None
-            for run in found
+            for run in matching
         }
-        found.sort(key=lambda run: (best[run.id] is None, run.simulated, -(best[run.id] or 0.0)))
-    listing = RunListing(asked, (), len(found), sum(run.kind not in OF_A_TUNING for run in runs))
-    number = min(asked.page, listing.pages)
-    shown = tuple(found[(number - 1) * PAGE : number * PAGE])
-    return replace(listing, asked=replace(asked, page=number), runs=shown)
+        matching.sort(
+            key=lambda run: (best[run.id] is None, run.simulated, -(best[run.id] or 0.0))
+        )
+    listing = RunListing(
+        query, (), len(matching), sum(run.kind not in OF_A_TUNING for run in runs)
+    )
+    number = min(query.page, listing.pages)
+    runs_on_page = tuple(matching[(number - 1) * PAGE : number * PAGE])
+    return replace(listing, asked=replace(query, page=number), runs=runs_on_page)
 
 
 def tuning_of(run: StoredRun) -> str | None:
-    told = run.config.get("tuning")
-    if run.kind in OF_A_TUNING and isinstance(told, str) and told:
-        return told
+    tuning_facts = run.config.get("tuning")
+    if run.kind in OF_A_TUNING and isinstance(tuning_facts, str) and tuning_facts:
+        return tuning_facts
     return None
 
 
@@ -167,17 +171,17 @@ class RunsPages:
 
     def listing(self, request: Request) -> Response:
         """Its rows come one by one: the figures of a run take a moment the first time."""
-        found = self._found(request)
-        frame = page(self.site, "runs.html", found=found, asked=found.asked, SORTS=SORTS)
-        if found.runs:
-            return streamed(self.site, frame, lambda store: self._rows(store, found.runs))
+        listing = self._found(request)
+        frame = page(self.site, "runs.html", found=listing, asked=listing.asked, SORTS=SORTS)
+        if listing.runs:
+            return streamed(self.site, frame, lambda store: self._rows(store, listing.runs))
         return frame
 
     def as_json(self, request: Request) -> Response:
-        found = self._found(request)
+        listing = self._found(request)
         with self.site.store() as store:
-            rows = [{"run": run, "told": self.book.figures(store, run)} for run in found.runs]
-        pages = {"total": found.total, "page": found.asked.page, "pages": found.pages}
+            rows = [{"run": run, "told": self.book.figures(store, run)} for run in listing.runs]
+        pages = {"total": listing.total, "page": listing.asked.page, "pages": listing.pages}
         return json_answer({**pages, "runs": documents(self.columns, rows)})
 
     def one(self, request: Request) -> Response:
@@ -189,10 +193,10 @@ class RunsPages:
                 RunState.RUNNING,
             )
             if has_levels:
-                kept = kept_words(load_run(store, run.id)[1])
+                kept_counts = kept_words(load_run(store, run.id)[1])
             else:
-                kept = ""
-        frame = page(self.site, "run.html", run=run, kept=kept, **where)
+                kept_counts = ""
+        frame = page(self.site, "run.html", run=run, kept=kept_counts, **where)
         return streamed(self.site, frame, lambda store: self._report(store, run))
 
     def report(self, request: Request) -> Response:
@@ -204,13 +208,15 @@ class RunsPages:
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, run)
             levels = self.book.levels(store, run)
-        (told,) = documents(self.columns, [{"run": run, "told": figures}])
+        (document,) = documents(self.columns, [{"run": run, "told": figures}])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
-        return json_answer({**told, **facts, "levels": levels})
+        return json_answer({**document, **facts, "levels": levels})
 
     def compare(self, request: Request) -> Response:
         """From the ticked boxes to the page that compares: its address holds the two runs."""
-        ids = list(dict.fromkeys(one for one in request.query_params.getlist("run") if one))
+        ids = list(
+            dict.fromkeys(run_id for run_id in request.query_params.getlist("run") if run_id)
+        )
         if not 2 <= len(ids) <= MOST_COMPARED:
             hint = f"tick two runs of the list, or up to {MOST_COMPARED}, then press Compare"
             raise UserError(f"{len(ids)} runs cannot be compared", hint=hint)
@@ -248,9 +254,9 @@ class RunsPages:
 
 def routes(site: Site) -> list[Route]:
     pages = RunsPages(site)
-    shown = {
+    page_routes = {
         "/runs": pages.listing, "/runs/compare": pages.compare, "/runs/{id}": pages.one,
         "/runs/{id}/report.html": pages.report,
         "/api/runs.json": pages.as_json, "/api/run.json": pages.run_json,
     }  # fmt: skip
-    return [Route(path, answer) for path, answer in shown.items()]
+    return [Route(path, answer) for path, answer in page_routes.items()]

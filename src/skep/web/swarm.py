@@ -98,13 +98,13 @@ def _body(story: SwarmStory) -> str:
 
 def routes(site: Site) -> list[Route]:
     pages = SwarmPages(site)
-    shown = {
+    page_routes = {
         "/swarm": pages.listing, "/swarm/{id}": pages.one, "/swarm/{id}/body": pages.body,
         "/swarm/{id}/report.html": pages.report, "/api/swarm.json": pages.as_json,
         "/api/swarm/{id}.json": pages.one_json,
     }  # fmt: skip
     done = {"/swarm/{id}/cancel": pages.cancel, "/swarm/{id}/resume": pages.resume}
     return [
-        *(Route(path, answer) for path, answer in shown.items()),
+        *(Route(path, answer) for path, answer in page_routes.items()),
         *(Route(path, answer, methods=["POST"]) for path, answer in done.items()),
     ]

@@ -22,24 +22,24 @@ from skep.web.responses import json_answer, or_not_found, report_answer
 MOST = 200  # that the page lists; JSON has all
 
 
-def grouped(found: Sequence[TuningRecord]) -> list[list[TuningRecord]]:
+def grouped(records: Sequence[TuningRecord]) -> list[list[TuningRecord]]:
     """Measured ones before simulated ones, then by model, machine and shape: those may stand
     beside each other.
     """
     groups: dict[tuple[object, ...], list[TuningRecord]] = {}
-    for one in found:
-        tuning = one.tuning
+    for record in records:
+        tuning = record.tuning
         groups.setdefault(
             (tuning.simulated, tuning.model, tuning.rig, tuning.aim.shape), []
-        ).append(one)
+        ).append(record)
     return [groups[key] for key in sorted(groups, key=lambda key: tuple(map(str, key)))]
 
 
-def body_of(found: TuningRecord) -> str:
+def body_of(record: TuningRecord) -> str:
     with alive():
-        main = tuning_main(found.tuning, found.stages)
-    running = found.state is TuningState.RUNNING
-    return render("tuning_body.html", kept=found, running=running, summary=summary, main=main)
+        main = tuning_main(record.tuning, record.stages)
+    running = record.state is TuningState.RUNNING
+    return render("tuning_body.html", kept=record, running=running, summary=summary, main=main)
 
 
 class TuningPages:
@@ -47,12 +47,12 @@ class TuningPages:
         self.site = site
 
     def listing(self, request: Request) -> Response:
-        found = self._found(request, MOST)
+        records = self._found(request, MOST)
         query = str(request.url.query)
         values: dict[str, Any] = {
-            "groups": grouped(found),
+            "groups": grouped(records),
             "query": query,
-            "full": len(found) >= MOST,
+            "full": len(records) >= MOST,
             "most": MOST,
         }
         return page(self.site, "tunings.html", **values, summary=summary)
@@ -61,10 +61,10 @@ class TuningPages:
         return json_answer({"tunings": documents(TUNING_COLUMNS, self._found(request))})
 
     def one(self, request: Request) -> Response:
-        found = self._stored(request)
-        running = found.state is TuningState.RUNNING
+        record = self._stored(request)
+        running = record.state is TuningState.RUNNING
         return page(
-            self.site, "tuning.html", tuning=found.tuning, running=running, body=body_of(found)
+            self.site, "tuning.html", tuning=record.tuning, running=running, body=body_of(record)
         )
 
     def body(self, request: Request) -> Response:
@@ -72,8 +72,8 @@ class TuningPages:
         return HTMLResponse(body_of(self._stored(request)), headers={"cache-control": "no-store"})
 
     def report(self, request: Request) -> Response:
-        found = self._stored(request)
-        return report_answer(tuning_page(found.tuning, found.stages, state=found.unfinished))
+        record = self._stored(request)
+        return report_answer(tuning_page(record.tuning, record.stages, state=record.unfinished))
 
     def one_json(self, request: Request) -> Response:
         return json_answer(document(self._stored(request)))
@@ -88,17 +88,17 @@ class TuningPages:
         with self.site.store() as store, or_not_found():
             return self._labelled(TuningStore(store).record(request.path_params["id"]))
 
-    def _labelled(self, found: TuningRecord) -> TuningRecord:
+    def _labelled(self, record: TuningRecord) -> TuningRecord:
         return replace(
-            found, tuning=replace(found.tuning, model=self.site.label(found.tuning.model))
+            record, tuning=replace(record.tuning, model=self.site.label(record.tuning.model))
         )
 
 
 def routes(site: Site) -> list[Route]:
     pages = TuningPages(site)
-    shown = {
+    page_routes = {
         "/tuning": pages.listing, "/tuning/{id}": pages.one, "/tuning/{id}/body": pages.body,
         "/tuning/{id}/report.html": pages.report, "/api/tuning.json": pages.as_json,
         "/api/tuning/{id}.json": pages.one_json,
     }  # fmt: skip
-    return [Route(path, answer) for path, answer in shown.items()]
+    return [Route(path, answer) for path, answer in page_routes.items()]
