@@ -21,7 +21,7 @@ from skep.config.presets import SHIPPED
 from skep.engines.install import EngineStatus
 from skep.planner.memory import weights_bits
 from skep.planner.setup import QUANTS, parts_of
-from skep.report.columns import Column, as_count, print_records
+from skep.report.columns import Column, as_count, plural, print_records
 from skep.report.terminal import note
 from skep.units import format_bytes, number
 
@@ -76,7 +76,7 @@ MODELS: tuple[Column[Geometry], ...] = (
 )
 _VALUES: tuple[Column[tuple[str, Any, ValueOrigin | None]], ...] = (
     _left("value", "VALUE", lambda row: row[0]),
-    Column("", "", lambda row: _shown(row[1])),
+    Column("", "", lambda row: _value_text(row[1])),
     _left("confidence", "SURE", lambda row: row[2] and row[2].confidence),
     _left("source", "SOURCE", lambda row: row[2] and row[2].source),
 )
@@ -137,18 +137,19 @@ def print_model(model: Geometry) -> None:
 def _print_values(title: str, entry: Device | Geometry) -> None:
     print(title)  # noqa: T201
     origins = entry.origins
-    print_records(
-        _VALUES,
-        [(k, v, origins.get(k) or origins.get("geometry")) for k, v in _values(entry).items()],
-    )
+    rows = [
+        (name, value, origins.get(name) or origins.get("geometry"))
+        for name, value in _values(entry).items()
+    ]
+    print_records(_VALUES, rows)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(value)
-    if isinstance(value, bool | str):
-        if isinstance(value, bool):
-            return str(value).lower()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
         return value
     if isinstance(value, float) and value >= 1e6:
         return _billions(value)
@@ -194,6 +195,14 @@ def _sizes(model: Geometry) -> dict[str, int]:
     return {QUANTS[name].id: round(weights_bits(model, QUANTS[name]) / 8) for name in _SIZED}
 
 
+def _installed_by(engine: EngineStatus) -> str | None:
+    if engine.own:
+        return "skep"
+    if engine.path:
+        return "you"
+    return None
+
+
 def print_engines(engines: Sequence[EngineStatus]) -> None:
     columns: list[Column[EngineStatus]] = [
         Column("engine", "ENGINE", lambda engine: engine.engine, right=False),
@@ -204,12 +213,7 @@ def print_engines(engines: Sequence[EngineStatus]) -> None:
             right=False,
         ),
         Column("where", "WHERE", lambda engine: engine.path or engine.install, right=False),
-        Column(
-            "by",
-            "INSTALLED BY",
-            lambda engine: "skep" if engine.own else "you" if engine.path else None,
-            right=False,
-        ),
+        Column("by", "INSTALLED BY", _installed_by, right=False),
     ]
     print_records(columns, engines)
 
@@ -232,7 +236,9 @@ def _best_words(preset: Preset) -> str | None:
     best = best_figure(preset)
     if best is not None:
         return figure_words(best)
-    return "does not start" if preset.broken else None
+    if preset.broken:
+        return "does not start"
+    return None
 
 
 LIST: tuple[Column[Preset], ...] = (
@@ -306,52 +312,60 @@ def _setting(value: Any) -> str:
 def _figure_line(figure: Published, needs: Sequence[str]) -> str:
     """One figure in words, with what it rests on where that is not all of the preset's `needs`."""
     counts = ((figure.input_tokens, "in"), (figure.output_tokens, "out"))
+    lengths = ", ".join(f"{count:,} tokens {way}" for count, way in counts if count is not None)
     parts = [
         f"{figure.tok_s:,g} tok/s {figure.metric} at C={figure.concurrency}",
-        ", ".join(f"{count:,} tokens {way}" for count, way in counts if count is not None)
-        or "lengths not said",
-        f"TTFT {figure.ttft_ms:,g} ms" if figure.ttft_ms is not None else "",
-        f"TPOT {figure.tpot_ms:,g} ms" if figure.tpot_ms is not None else "",
-        f"{figure.per_task_tok_s:,g} tok/s a task" if figure.per_task_tok_s is not None else "",
-        f"the {figure.clock}'s clock" if figure.clock else "clock not said",
-        f"version {figure.engine_version}" if figure.engine_version else "version not said",
-        figure.runs or "",
-        f"rests on {', '.join(figure.needs) or 'none of them'}"
-        if set(figure.needs) != set(needs)
-        else "",
-        figure.note or "",
+        lengths or "lengths not said",
     ]
-    return "; ".join(part for part in parts if part)
+    if figure.ttft_ms is not None:
+        parts.append(f"TTFT {figure.ttft_ms:,g} ms")
+    if figure.tpot_ms is not None:
+        parts.append(f"TPOT {figure.tpot_ms:,g} ms")
+    if figure.per_task_tok_s is not None:
+        parts.append(f"{figure.per_task_tok_s:,g} tok/s a task")
+    parts.append(f"the {figure.clock}'s clock" if figure.clock else "clock not said")
+    version = figure.engine_version
+    parts.append(f"version {version}" if version else "version not said")
+    if figure.runs:
+        parts.append(figure.runs)
+    if set(figure.needs) != set(needs):
+        parts.append(f"rests on {', '.join(figure.needs) or 'none of them'}")
+    if figure.note:
+        parts.append(figure.note)
+    return "; ".join(parts)
 
 
 def _next(preset: Preset) -> list[str]:
+    """Return the commands that one may want next."""
     commands = [f"skep up {preset.name}"]
-    commands += [f"skep export {preset.name} --as docker"] if preset.engine != "ollama" else []
-    commands += [f"skep check {preset.name}"] if preset.published else []
+    if preset.engine != "ollama":
+        commands.append(f"skep export {preset.name} --as docker")
+    if preset.published:
+        commands.append(f"skep check {preset.name}")
     repeat = _repeating_sweep(preset)
-    return [*commands, repeat] if repeat else commands
+    if repeat:
+        commands.append(repeat)
+    return commands
 
 
 def _repeating_sweep(preset: Preset) -> str | None:
-    """Return the sweep that repeats the published figures,
-    of the lengths that most of them have.
+    """Return the sweep that repeats the published figures, of the lengths that most of them
+    have.
     """
-    lengths = [(figure.input_tokens, figure.output_tokens) for figure in preset.published]
-    usual_lengths = Counter(pair for pair in lengths if None not in pair).most_common(1)
-    if not usual_lengths:
+    counts: Counter[tuple[int, int]] = Counter()
+    levels: dict[tuple[int, int], set[int]] = {}
+    for figure in preset.published:
+        if figure.input_tokens is not None and figure.output_tokens is not None:
+            lengths = (figure.input_tokens, figure.output_tokens)
+            counts[lengths] += 1
+            levels.setdefault(lengths, set()).add(figure.concurrency)
+    if not counts:
         return None
-    of_them = zip(preset.published, lengths, strict=True)
-    levels = ",".join(
-        map(
-            str,
-            sorted(
-                {figure.concurrency for figure, pair in of_them if pair == usual_lengths[0][0]}
-            ),
-        )
-    )
-    prompt, answer = usual_lengths[0][0]
+    ((usual, _),) = counts.most_common(1)
+    prompt, answer = usual
+    concurrency = ",".join(map(str, sorted(levels[usual])))
     return (
-        f"skep bench sweep -c {levels} --prompt-tokens {prompt} --output-tokens {answer} "
+        f"skep bench sweep -c {concurrency} --prompt-tokens {prompt} --output-tokens {answer} "
         "--fixed-output"
     )
 
@@ -407,5 +421,5 @@ def print_validation(report: ValidationReport, name: str) -> None:
     missing = defaultdict[str, list[int]](list)
     for row, why in report.unpredicted:
         missing[why.split(":")[0]].append(row)
-    for fact, without in sorted(missing.items(), key=lambda entry: -len(entry[1])):
-        note(f"not predicted, {fact}: {len(without)} {'row' if len(without) == 1 else 'rows'}")
+    for fact, rows in sorted(missing.items(), key=lambda entry: -len(entry[1])):
+        note(f"not predicted, {fact}: {plural(len(rows), 'row')}")

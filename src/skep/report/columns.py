@@ -45,6 +45,13 @@ def as_percent(share: float) -> str:
     return percent(100 * share)
 
 
+def plural(count: int, noun: str) -> str:
+    """Return "1 agent", or "4 agents"."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
+
+
 class Column(msgspec.Struct, Generic[Record], frozen=True):
     """One figure: `key` in JSON and CSV, `title` over tables, `text` prints its value, `unit`
     stands behind that.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from skep.deploy.formats import FormatAnswer, FormatRow
-from skep.report.columns import Column, as_count, print_records
+from skep.report.columns import Column, as_count, plural, print_records
 from skep.units import number
 
 _MIB = 1024  # in a GiB
@@ -34,7 +34,7 @@ KV: tuple[Column[FormatRow], ...] = (
 
 
 def print_formats(answer: FormatAnswer) -> None:
-    agents = f"{answer.agents} agent{'s' if answer.agents > 1 else ''}"
+    agents = plural(answer.agents, "agent")
     print(  # noqa: T201
         f"{answer.model} on {answer.rig} for {agents}: nothing was measured, figures are the "
         "planner's"

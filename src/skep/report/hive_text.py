@@ -17,7 +17,7 @@ from skep.monitor.records import ProbeSample, ProbeTarget
 from skep.monitor.schedule import format_interval
 from skep.monitor.status import TargetStatus
 from skep.monitor.targets import runs_of
-from skep.report.columns import Column, as_count, at, print_records, record_lines
+from skep.report.columns import Column, as_count, at, plural, print_records, record_lines
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, sparkline
 from skep.report.terminal import note
 from skep.supervisor.control import HiveReadings, ReplicaStatus
@@ -43,23 +43,11 @@ def frame(readings: HiveReadings, page: Page, trouble: str | None = None) -> lis
 def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]:
     status = readings.status
     remarks = [trouble] if trouble else []
-    for row in status["rows"]:
-        if row["kind"] == "gateway":
-            restarts = f", restarts {row['restarts']}"
-        else:
-            restarts = ""
-        again = row["kind"] == "gateway" and row["restarts"]
-        if row["kind"] in ("gateway", "cluster") and (
-            row["state"] != "ready" or row["why"] or again
-        ):
-            remarks.append(
-                f"{row['kind']} {row['state']}{restarts}"
-                + (f": {row['why']}" if row["why"] else "")
-            )
-    remarks += [] if readings.gateway else ["the gateway reports no figures"]
-    if status.get("up_s") is None:
-        up = ""
-    else:
+    remarks += filter(None, map(_row_remark, status["rows"]))
+    if not readings.gateway:
+        remarks.append("the gateway reports no figures")
+    up = ""
+    if status.get("up_s") is not None:
         up = f"  up {format_seconds(int(status['up_s']))}"
     phase = (status["phase"], STYLES.get(status["phase"], BETWEEN))
     title = [
@@ -69,6 +57,22 @@ def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]
         (f"{up}  pid {status['pid']}", ""),
     ]
     return [title, *(line for text in remarks for line in page.wrapped(text, BETWEEN))]
+
+
+def _row_remark(row: Mapping[str, Any]) -> str | None:
+    """Return what is to be said of the gateway or the cluster; None where all is well."""
+    is_gateway = row["kind"] == "gateway"
+    if not is_gateway and row["kind"] != "cluster":
+        return None
+    was_restarted = is_gateway and row["restarts"]
+    if row["state"] == "ready" and not row["why"] and not was_restarted:
+        return None
+    remark = f"{row['kind']} {row['state']}"
+    if is_gateway:
+        remark += f", restarts {row['restarts']}"
+    if row["why"]:
+        remark += f": {row['why']}"
+    return remark
 
 
 def _totals(readings: HiveReadings, page: Page) -> list[Line]:
@@ -81,7 +85,9 @@ def _totals(readings: HiveReadings, page: Page) -> list[Line]:
         name.replace("_", " "): number(count, digits=0) for name, count in readings.ended.items()
     }
     outcomes = ", ".join(f"{count} {name}" for name, count in counts.items())
-    speed = f"{'about ' if readings.tok_s else ''}{number(readings.tok_s, digits=1)} tok/s  "
+    speed = f"{number(readings.tok_s, digits=1)} tok/s  "
+    if readings.tok_s:
+        speed = f"about {speed}"
     speeds = [value for value in readings.speeds if value is not None]
     return [
         [
@@ -180,9 +186,8 @@ FIGURES = {
 
 
 def _remarks(row: dict[str, Any]) -> str:
-    return "; ".join(
-        filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or ""))
-    )
+    simulated = "simulated" if row.get("simulated") else None
+    return "; ".join(filter(None, (simulated, row.get("why"))))
 
 
 # What is shown of a row, with the node it stands on where some stand elsewhere
@@ -213,11 +218,8 @@ def check_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             lines[f"{row['model']}: {'; '.join(quiet)}"] = None
         for check in checks:
             if check["state"] == "warning":
-                if check.get("hint"):
-                    hint = f"; {check['hint']}"
-                else:
-                    hint = ""
-                lines[f"warning: {row['model']}: {check['text']}{hint}"] = None
+                text = "; ".join(filter(None, (check["text"], check.get("hint"))))
+                lines[f"warning: {row['model']}: {text}"] = None
     return list(lines)
 
 
@@ -251,10 +253,8 @@ def print_nodes(cluster: dict[str, Any]) -> None:
     ]
     print_records(columns, cluster["nodes"])
     for hive in cluster["hives"]:
-        note(
-            f"deployment `{hive['name']}`: "
-            f"{'no gateway' if not hive['gateway'] else 'gateway ' + hive['gateway']}"
-        )
+        gateway = f"gateway {hive['gateway']}" if hive["gateway"] else "no gateway"
+        note(f"deployment `{hive['name']}`: {gateway}")
     note(f"Ray {cluster['ray']}, head at {cluster['address']}")
 
 
@@ -279,10 +279,9 @@ def say_reload(answer: dict[str, Any]) -> None:
             command = "skep down && skep up -d"
         note(f"not applied yet: `{name}`; run `{command}`")
     if any(answer[key] for key in WORDS):
-        stay = ""
+        note("settings and keys are reloaded")
     else:
-        stay = "; replicas are unchanged"
-    note(f"settings and keys are reloaded{stay}")
+        note("settings and keys are reloaded; replicas are unchanged")
 
 
 def say_scale(answer: dict[str, Any]) -> None:
@@ -297,36 +296,45 @@ def say_scale(answer: dict[str, Any]) -> None:
 
 def print_preview(preview: dict[str, Any]) -> None:
     """Print what `skep up` would do."""
-    for model in preview["serve"]:
-        weights = model["weights"]
-        if weights["bytes"] is not None:
-            size = f", {format_bytes(weights['bytes'])}"
-        else:
-            size = ""
-        if weights["free_bytes"] is not None:
-            room = f" ({format_bytes(weights['free_bytes'])} free)"
-        else:
-            room = ""
-        where = {True: ", already here", None: ""}.get(
-            weights["there"], f", to be downloaded{room}"
-        )
-        replicas = f"{model['replicas']} replica{'s' if model['replicas'] != 1 else ''}"
-        sizes = f"{model['slots']} slots" + (
-            f" of {model['context']:,} tokens each" if model["context"] else ""
-        )
-        print(f"model: {model['model']}, {replicas}, {sizes}")  # noqa: T201
-        print(f"weights: {weights['source']}{size}{where}")  # noqa: T201
-        if model["install"]:
-            missing = f", not installed: {model['install']}"
-        else:
-            missing = ""
-        print(f"engine: {model['version'] or model['engine']}{missing}")  # noqa: T201
-        for line in model["commands"]:
-            print(f"  {line}")  # noqa: T201
+    for served in preview["serve"]:
+        for line in _preview_lines(served):
+            print(line)  # noqa: T201
     for url in preview["upstream"]:
         print(f"upstream: {url}")  # noqa: T201
-    models = [model["model"] for model in preview["serve"]]
+    models = [served["model"] for served in preview["serve"]]
     print("\n".join(endpoint_lines(preview["openai_base_url"], models, keyed=preview["keyed"])))  # noqa: T201
+
+
+def _preview_lines(served: Mapping[str, Any]) -> list[str]:
+    """Return one model with its replicas, its weights, its engine and the engine's commands."""
+    slots = f"{served['slots']} slots"
+    if served["context"]:
+        slots += f" of {served['context']:,} tokens each"
+    engine = served["version"] or served["engine"]
+    if served["install"]:
+        engine += f", not installed: {served['install']}"
+    return [
+        f"model: {served['model']}, {plural(served['replicas'], 'replica')}, {slots}",
+        f"weights: {_weights_words(served['weights'])}",
+        f"engine: {engine}",
+        *(f"  {command}" for command in served["commands"]),
+    ]
+
+
+def _weights_words(weights: Mapping[str, Any]) -> str:
+    """Return where the weights come from, how large they are, and whether they are here where that
+    is known.
+    """
+    words: str = weights["source"]
+    if weights["bytes"] is not None:
+        words += f", {format_bytes(weights['bytes'])}"
+    if weights["there"]:
+        words += ", already here"
+    elif weights["there"] is not None:
+        words += ", to be downloaded"
+        if weights["free_bytes"] is not None:
+            words += f" ({format_bytes(weights['free_bytes'])} free)"
+    return words
 
 
 def endpoint_lines(url: str, models: Sequence[str], *, keyed: bool) -> list[str]:
@@ -351,22 +359,18 @@ def print_findings(findings: list[HostFinding]) -> None:
     from rich.text import Text
 
     console = Console(soft_wrap=True, highlight=False)
-    check = max(len(finding.check) for finding in findings)
-    indent = " " * (check + 10)
+    longest_name = max(len(finding.check) for finding in findings)
+    indent = " " * (longest_name + 10)
+    room = 10_000
     if console.is_terminal:
-        room = console.width - check - 10
-    else:
-        room = 10_000
+        room = console.width - len(indent)
     for finding in findings:
         mark = Text(f"{finding.verdict.value:8}", COLOURS[finding.verdict])
-        console.print(
-            mark
-            + Text(f"{finding.check:{check}}  " + f"\n{indent}".join(wrap(finding.detail, room)))
-        )
+        detail = f"\n{indent}".join(wrap(finding.detail, room))
+        console.print(mark + Text(f"{finding.check:{longest_name}}  {detail}"))
         if finding.hint:
-            console.print(
-                Text(indent + f"\n{indent}".join(wrap(f"→ {finding.hint}", room)), "dim")
-            )
+            hint = f"\n{indent}".join(wrap(f"→ {finding.hint}", room))
+            console.print(Text(f"{indent}{hint}", "dim"))
     console.print(Text(to_do_line(findings), "bold"))
 
 
@@ -374,11 +378,7 @@ def to_do_line(findings: Sequence[HostFinding]) -> str:
     checks = [finding.check for finding in findings if finding.verdict.wants_action]
     if not checks:
         return "nothing to do"
-    if len(checks) == 1:
-        count = "1 thing"
-    else:
-        count = f"{len(checks)} things"
-    return f"{count} to do: {', '.join(checks)}"
+    return f"{plural(len(checks), 'thing')} to do: {', '.join(checks)}"
 
 
 _one = "{:,.1f}".format

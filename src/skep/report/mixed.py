@@ -28,9 +28,8 @@ from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
 from skep.units import UNKNOWN, milliseconds, number, percent, seconds, shortened, times
 
-# listed one by one; characters of one
-MOST_FAILURES = 20
-_DETAIL = 120
+MOST_FAILURES = 20  # answers that are listed one by one
+_DETAIL = 120  # characters of the reason of one
 LevelAndAlone = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1 of the same run
 
 
@@ -117,28 +116,21 @@ def failed_tables(
 ) -> list[Table]:
     """Return one table; none where all passed."""
     failed = [verdict for verdict in verdicts if verdict.level and not verdict.passed]
-    unlisted = len(failed) - MOST_FAILURES
-    if unlisted > 0:
-        notes: tuple[str, ...] = (f"{unlisted} more; `skep runs export` lists all",)
-    else:
-        notes = ()
-    if failed:
-        return [Table(title, _FAILED, failed[:MOST_FAILURES], notes)]
-    return []
+    if not failed:
+        return []
+    notes: tuple[str, ...] = ()
+    if len(failed) > MOST_FAILURES:
+        notes = (f"{len(failed) - MOST_FAILURES} more; `skep runs export` lists all",)
+    return [Table(title, _FAILED, failed[:MOST_FAILURES], notes)]
 
 
 def _tasks(summary: MixedSummary) -> Table:
     """Return one column a level: passed of judged, and the median time."""
 
     def at(c: int) -> Column[dict[int, TaskFigures]]:
-        def outcome(by_level: dict[int, TaskFigures]) -> str:
-            if (part := by_level.get(c)) is None or not part.runs:
-                if part is None:
-                    return UNKNOWN
-                return "not asked"
-            return f"{share_passed([part])} ({seconds(part.seconds)})"
-
-        return Column(f"C={c}", f"C={c}", outcome, right=False)
+        return Column(
+            f"C={c}", f"C={c}", lambda by_level: task_words(by_level.get(c)), right=False
+        )
 
     def title(by_level: dict[int, TaskFigures]) -> str:
         part = next(iter(by_level.values()))
@@ -171,6 +163,15 @@ def side_tasks_at(
     ]
     names = sorted({name for tasks in by_run for name in tasks})
     return {name: [tasks.get(name) for tasks in by_run] for name in names}
+
+
+def task_words(task: TaskFigures | None) -> str:
+    """Return how many of its answers passed, and how long it took."""
+    if task is None:
+        return UNKNOWN
+    if not task.runs:
+        return "not asked"
+    return f"{share_passed([task])} ({seconds(task.seconds)})"
 
 
 def share_passed(parts: Sequence[TaskFigures]) -> str:
@@ -234,9 +235,8 @@ def answers_of(side: MixedSide) -> list[dict[str, Any]]:
                 row, "level repeat kind turn prompt_tokens output_tokens error_kind finish_reason"
             )
             record["seconds"] = row.ended_s - row.started_s
-            record["outcome"], record["detail"] = (
-                (verdict.outcome.value, verdict.detail) if verdict else (None, None)
-            )
+            record["outcome"] = None if verdict is None else verdict.outcome.value
+            record["detail"] = None if verdict is None else verdict.detail
             answers.append({**record, **picked(row, "prompt answer reasoning")})
     return answers
 
@@ -246,18 +246,16 @@ def spot_words(summary: MixedSummary) -> str:
     if advice.concurrency is None:
         return "no level is recommended"
     quick = advice.quick_side_tasks
-    if quick is None:
-        limits = []
-    else:
-        limits = [f"{side_tasks_words(quick)} within {QUICK_SLOWDOWN}x of its time alone"]
+    limits = []
+    if quick is not None:
+        limits.append(f"{side_tasks_words(quick)} within {QUICK_SLOWDOWN}x of its time alone")
     if quick is None or advice.concurrency - 1 > quick:
         limits.append(f"{side_tasks_words(advice.concurrency - 1)} within {MOST_SLOWDOWN}x")
+    words = f"beside a conversation: {', '.join(limits)}"
     batch = advice.batch_side_tasks
-    if batch is None:
-        for_batch = ""
-    else:
-        for_batch = f"; for batch work: {side_tasks_words(batch)} (C={batch + 1})"
-    return f"beside a conversation: {', '.join(limits)}{for_batch}"
+    if batch is not None:
+        words += f"; for batch work: {side_tasks_words(batch)} (C={batch + 1})"
+    return words
 
 
 def side_tasks_words(count: int) -> str:

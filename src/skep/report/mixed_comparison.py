@@ -30,13 +30,13 @@ from skep.quality.mixed_figures import (
 )
 from skep.report.columns import Column, plain_text
 from skep.report.comparison import comparison_heading, series_of, unlike_banners
-from skep.report.mixed import FIGURES, failed_tables, share_passed, side_tasks_at
+from skep.report.mixed import FIGURES, failed_tables, share_passed, side_tasks_at, task_words
 from skep.report.mixed_pictures import MixedSeries, mixed_pictures
 from skep.report.page import render
 from skep.report.tables import CompareResult, ModelChoice, Table, print_tables, ratio_cell
 from skep.report.terminal import note
 from skep.stats.versus import Judgement
-from skep.units import UNKNOWN, format_bytes, known, number, seconds
+from skep.units import UNKNOWN, format_bytes, known, number
 
 # Each figure of a level that has a table: its title, which of a comparison has too, and the key of
 # its column.
@@ -176,12 +176,6 @@ def _task_tables(runs: Sequence[MixedSeries]) -> list[Table]:
     return [_table(f"side tasks at C={concurrency}: passed, time", "task", runs, rows)]
 
 
-def task_words(task: TaskFigures | None) -> str:
-    if task is None or not task.runs:
-        return UNKNOWN if task is None else "not asked"
-    return f"{share_passed([task])} ({seconds(task.seconds)})"
-
-
 def _axes_table(runs: Sequence[MixedSeries]) -> Table:
     names = list(dict.fromkeys(axis.name for run in runs for axis in run.summary.axes))
     return _table(
@@ -193,8 +187,8 @@ def _axes_table(runs: Sequence[MixedSeries]) -> Table:
 
 
 def _axis_cells(runs: Sequence[MixedSeries], name: str) -> tuple[str, ...]:
-    axes = (next((axis for axis in run.summary.axes if axis.name == name), None) for run in runs)
-    return tuple(UNKNOWN if axis is None else _axis_words(axis) for axis in axes)
+    by_name = ({axis.name: _axis_words(axis) for axis in run.summary.axes} for run in runs)
+    return tuple(words.get(name, UNKNOWN) for words in by_name)
 
 
 def _axis_words(axis: Axis) -> str:
@@ -260,14 +254,15 @@ def judged_comparison(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> Judg
 def print_comparison(sides: Sequence[MixedSide], judged: JudgedMixed | None) -> None:
     """Print the tables of two or more runs; of two, what they come to and the verdict."""
     runs = mixed_series(sides)
-    if judged is None:
-        ratios = ""
-    else:
-        ratios = "; B / A with its 95 % interval; = not distinguishable, ? not comparable"
-    note(f"medians over repeats{ratios}")
+    compared = None
+    head = "medians over repeats"
+    if judged is not None:
+        compared = judged.compared
+        head += "; B / A with its 95 % interval; = not distinguishable, ? not comparable"
+    note(head)
     for run in runs:
         print(f"{run.letter}  {run.name}, run {run.run.id}")  # noqa: T201
-    print_tables(comparison_tables(runs, None if judged is None else judged.compared))
+    print_tables(comparison_tables(runs, compared))
     if judged is not None:
         note(*why_not_judged(judged.compared))
         print("\n" + "\n".join([*judged.sentences, judged.outcome.words]))  # noqa: T201
@@ -276,11 +271,19 @@ def print_comparison(sides: Sequence[MixedSide], judged: JudgedMixed | None) -> 
 def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
     """Return one HTML document of two to eight runs; of two, B is judged against A."""
     runs = mixed_series(sides)
+    compared = None
+    verdict = ""
+    sentences: list[str] = []
     if len(sides) == 2:
         compared = compare_mixed(sides[0], sides[1])
-    else:
-        compared = None
+        if compared.found:
+            verdict = verdict_sentence(compared)
+            sentences = [*comparison_sentences(runs, compared), *why_not_judged(compared)]
     concurrency = full_load(runs)
+    side_tasks: dict[str, list[TaskFigures | None]] = {}
+    if concurrency is not None:
+        side_tasks = side_tasks_at(runs, concurrency)
+    limited = {run.letter: sorted(side.limited) for run, side in zip(runs, sides, strict=True)}
     failed = [
         table
         for run, side in zip(runs, sides, strict=True)
@@ -291,17 +294,11 @@ def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
         kind="mixed workload, side by side",
         name="mixed comparison",
         title=comparison_heading(runs),
-        verdict=verdict_sentence(compared) if compared and compared.found else "",
-        sentences=[*comparison_sentences(runs, compared), *why_not_judged(compared)]
-        if compared and compared.found
-        else [],
-        told=unlike_banners(
-            runs, {run.letter: sorted(of.limited) for run, of in zip(runs, sides, strict=True)}
-        ),
+        verdict=verdict,
+        sentences=sentences,
+        told=unlike_banners(runs, limited),
         runs=runs,
-        drawn=mixed_pictures(
-            runs, side_tasks_at(runs, concurrency) if concurrency is not None else {}
-        ),
+        drawn=mixed_pictures(runs, side_tasks),
         tables=[*comparison_tables(runs, compared), *failed],
         footer=" · ".join(f"{run.letter}: run {run.run.id}" for run in runs),
     )
@@ -332,45 +329,51 @@ def verdict_sentence(compared: MixedComparison) -> str:
 
     Speed counts only where right answers are not fewer.
     """
-    ahead = {
+    if compared.none_passed:
+        return "neither does this work: none of their answers passed"
+    better = compared.better
+    if better is None:
+        return _no_verdict_words(compared)
+    faster = _faster_levels(compared)
+    loser = "A" if better == "B" else "B"
+    reasons = []
+    if compared.answers_judgement in _ANSWERS_WORDS:
+        reasons.append("it has more right answers")
+    if never := compared.unfinished["AB".index(loser)]:
+        levels = ", ".join(map(str, never))
+        reasons.append(f"{loser} never finished the conversation at C={levels}")
+    if faster[better]:
+        reasons.append(f"its conversation is faster at {_levels_of(faster[better])}")
+    sentence = f"better for this work: {better}, as {' and '.join(reasons)}"
+    if faster[loser]:
+        sentence += f", though {loser} is faster at {_levels_of(faster[loser])}"
+    return sentence
+
+
+def _faster_levels(compared: MixedComparison) -> dict[str, list[Comparison]]:
+    """Return the levels at which the conversation of A is faster, and those of B."""
+    return {
         "A": compared.judged(CONVERSATION, Judgement.WORSE),
         "B": compared.judged(CONVERSATION, Judgement.BETTER),
     }
-    better = compared.better
-    if compared.none_passed:
-        return "neither does this work: none of their answers passed"
-    if better is None:
-        if all(compared.unfinished):
-            return (
-                "no verdict: each of the two leaves conversations unfinished that the other one "
-                "finishes"
-            )
-        if all(ahead.values()):
-            faster = " and ".join(
-                f"{name} is faster at {_levels_of(levels)}" for name, levels in ahead.items()
-            )
-            return f"neither is better at every level: {faster}"
-        if compared.judged(CONVERSATION, Judgement.SAME):
-            return (
-                "not distinguishable: neither is shown to be faster or to have more right answers"
-            )
-        return "no verdict: no figure of the conversation can be compared"
-    loser = "A" if better == "B" else "B"
-    if compared.answers_judgement in _ANSWERS_WORDS:
-        reasons = ["it has more right answers"]
-    else:
-        reasons = []
-    if never := compared.unfinished["AB".index(loser)]:
-        reasons.append(
-            f"{loser} never finished the conversation at C={', '.join(map(str, never))}"
+
+
+def _no_verdict_words(compared: MixedComparison) -> str:
+    """Return why neither of the two is called better."""
+    if all(compared.unfinished):
+        return (
+            "no verdict: each of the two leaves conversations unfinished that the other one "
+            "finishes"
         )
-    if ahead[better]:
-        reasons.append(f"its conversation is faster at {_levels_of(ahead[better])}")
-    if ahead[loser]:
-        slower = f", though {loser} is faster at {_levels_of(ahead[loser])}"
-    else:
-        slower = ""
-    return f"better for this work: {better}, as {' and '.join(reasons)}{slower}"
+    faster = _faster_levels(compared)
+    if all(faster.values()):
+        words = " and ".join(
+            f"{name} is faster at {_levels_of(levels)}" for name, levels in faster.items()
+        )
+        return f"neither is better at every level: {words}"
+    if compared.judged(CONVERSATION, Judgement.SAME):
+        return "not distinguishable: neither is shown to be faster or to have more right answers"
+    return "no verdict: no figure of the conversation can be compared"
 
 
 _ANSWERS_WORDS = {Judgement.WORSE: "B has fewer", Judgement.BETTER: "B has more"}

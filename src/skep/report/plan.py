@@ -23,11 +23,11 @@ from skep.deploy.commands import (
     start_line,
 )
 from skep.deploy.plan_request import FigureBeside, PlanAnswer, PresetAnswer
-from skep.planner.choose import Plan, PlanChoice
+from skep.planner.choose import Plan, PlanChoice, Rejected
 from skep.planner.memory import KV_POOL, STATE, WINDOW, Term
 from skep.planner.ranking import Predicted
 from skep.planner.setup import CardLink, KvType, Layout, Quant, Speculation, find_kv, find_quant
-from skep.report.columns import Column, as_count, print_records, terminal_width
+from skep.report.columns import Column, as_count, plural, print_records, terminal_width
 from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
 
 if TYPE_CHECKING:
@@ -55,21 +55,22 @@ _DRAWN = 3  # plans with a curve on a page
 def print_plan(answer: PlanAnswer, *, in_full: bool = False, commands: bool = False) -> None:
     """Print the answer on about 25 lines.
 
-    `more`: everything else that is known; `commands`: what `skep up` runs.
+    `in_full`: with everything else that is known; `commands`: with what `skep up` runs.
     """
     choice = answer.recommended
     best = choice.plans[0]
+    how_to_start = "Start it"
     if len(answer.choices) > 1:
         _print_rigs(answer)
+        how_to_start = f"Start it on {choice.rig.title}"
     else:
         _print_rig(answer, choice, in_full=in_full)
     _print_warnings(answer, choice, in_full=in_full)
     if in_full:
         _print_more(answer, best)
+    _section(how_to_start)
     up = start_line(answer, best)
-    _section(f"Start it on {choice.rig.title}" if len(answer.choices) > 1 else "Start it")
-    for line in [up] if up is not None else ["by hand, on each machine"]:
-        _say_wrapped(f"  {line}", " \\")
+    _say_wrapped(f"  {up or 'by hand, on each machine'}", " \\")
     if commands and up is not None:
         _section("The same by hand", _commands(answer, best))
     if not in_full:
@@ -89,13 +90,18 @@ def _print_rig(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None
     else:
         title = f"Layout of {answer.preset.preset.name}"
     _section(f"{title} ({_FIGURE_WORDS})")
-    _layouts(answer, answer.ranked if in_full else three_ways(answer.ranked))
+    ranked = answer.ranked
+    levels: Sequence[Predicted] = best.predicted
+    if not in_full:
+        ranked = three_ways(ranked)
+        levels = _few(levels, answer.goal.agents)
+    _layouts(answer, ranked)
     if choice.first_because is not None:
         _say_wrapped(f"first because: {choice.first_because}")
     goal = answer.goal
     load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
     _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
-    print_records(SPEEDS, best.predicted if in_full else _few(best.predicted, goal.agents))
+    print_records(SPEEDS, levels)
     if answer.preset is not None and answer.preset.figures:
         _print_published(answer.preset)
     _say("")
@@ -104,8 +110,9 @@ def _print_rig(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None
 
 def _print_warnings(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None:
     best = choice.plans[0]
-    beside_cards = () if len(answer.choices) > 1 else (choice.idle,)
-    warnings = [line for line in caveats(answer, best) if line not in beside_cards]
+    warnings = list(caveats(answer, best))
+    if len(answer.choices) == 1:  # said beside the cards already
+        warnings = [line for line in warnings if line != choice.idle]
     if not in_full:
         warnings = list(dict.fromkeys([*warnings[:_CAVEATS], *author_notes(best)]))
     for line in warnings:
@@ -136,17 +143,20 @@ def correction_words(
     if all(figure.uncorrected_tok_s is None for figure in figures):
         return None
     if any(figure.corrected_by_it for figure in figures):
-        owes = f"{predicted} is corrected by these very figures, so {difference} does not test it"
+        source = f"these very figures, so {difference} does not test it"
     else:
-        owes = f"{predicted} is corrected by other published rows of this layout"
-    return f"{owes}; {uncorrected} is what the planner expects without them"
+        source = "other published rows of this layout"
+    return (
+        f"{predicted} is corrected by {source}; "
+        f"{uncorrected} is what the planner expects without them"
+    )
 
 
 def answer_lines(answer: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
     """Say what it is, how fast, and which files it takes."""
     at = _at(best, answer.goal.agents)
     goal = answer.goal
-    agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
+    agents = plural(goal.agents, "agent")
     together = (
         f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), reading "
         "prompts included"
@@ -164,14 +174,11 @@ def answer_lines(answer: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str
     lines.append(f"{together}; {streaming}")
     lines.append(f"{first}; {context}")
     if best.checkpoint is not None:
+        line = f"{best.checkpoint}, {format_bytes(download_bytes(best))} to download"
         checkpoint = checkpoint_of(best.checkpoint)
         if checkpoint is not None and checkpoint.licence:
-            licence = f", {checkpoint.licence}"
-        else:
-            licence = ""
-        lines.append(
-            f"{best.checkpoint}, {format_bytes(download_bytes(best))} to download{licence}"
-        )
+            line += f", {checkpoint.licence}"
+        lines.append(line)
     if len(choice.rig.cards) > 1:
         lines.append("; ".join(filter(None, [f"cards: {_links(choice)}", choice.idle])))
     return lines
@@ -240,9 +247,9 @@ def memory_bar(plan: Plan) -> str:
 def _print_rigs(answer: PlanAnswer) -> None:
     """Print one row a rig, then what to buy."""
     goal = answer.goal
-    agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
     _say(
-        f"{answer.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, "
+        f"{answer.model.geometry.id} for {plural(goal.agents, 'agent')}, "
+        f"{goal.input_tokens:.0f} tokens in, "
         f"{goal.output_tokens:.0f} out"
     )
     _say(_FIGURE_WORDS)
@@ -278,10 +285,8 @@ def _print_rigs(answer: PlanAnswer) -> None:
     print_records(columns, rows)
     for choice in answer.choices:
         if not choice.plans:
-            _say(
-                f"{choice.rig.title}: "
-                f"{choice.rejected[0].reason if choice.rejected else 'nothing was left to try'}"
-            )
+            reasons = [rejected.reason for rejected in choice.rejected]
+            _say(f"{choice.rig.title}: {(reasons or ['nothing was left to try'])[0]}")
     _say(what_to_buy(answer))
 
 
@@ -347,21 +352,19 @@ def _for_the_money(
 
 
 def _print_more(answer: PlanAnswer, best: Plan) -> None:
-    wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
-    _say(
-        "8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else "")
-    )
+    band = "8 of 10 measurements lie between LOW and HIGH"
+    reasons = dict.fromkeys(level.band_why for level in best.predicted if level.band_why)
+    _say(": ".join(filter(None, [band, "; ".join(reasons)])))
     _section(
         f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)"
     )
     _memory(best)
     _section("Why", best.why)
-    rules = [
-        f"{finding.verdict}: {finding.sentence}"
-        f"{f' -> {finding.remedy}' if finding.remedy else ''} [{finding.source}]"
-        for finding in best.rated.findings
-        if finding.verdict in ("costs", "depends")
-    ]
+    rules = []
+    for finding in best.rated.findings:
+        if finding.verdict in ("costs", "depends"):
+            advice = " -> ".join(filter(None, [finding.sentence, finding.remedy]))
+            rules.append(f"{finding.verdict}: {advice} [{finding.source}]")
     if rules:
         _section("Rules that apply", rules)
     _rejected(answer)
@@ -384,12 +387,13 @@ def _links(choice: PlanChoice) -> str:
             peers = ", no peer access"
         return f"{link.title or link.kind}{peers}"
 
-    others = [
+    links = [] if usual is None else [words(usual)]
+    links += [
         f"{words(link)} between {order[a]} and {order[b]}"
         for a, b, link in rig.pairs
         if link != usual
     ]
-    return "; ".join([words(usual), *others] if usual is not None else others)
+    return "; ".join(links)
 
 
 def _what(plan: Plan) -> str:
@@ -404,7 +408,9 @@ def _what(plan: Plan) -> str:
 
 
 def _engine_words(engine: str, *, graphs: bool) -> str:
-    return engine if graphs else f"{engine}, eager"
+    if graphs:
+        return engine
+    return f"{engine}, eager"
 
 
 def setup_words(
@@ -484,15 +490,17 @@ def _length(figure: FigureBeside, tokens: int) -> str:
 
 
 def _layouts(answer: PlanAnswer, ranked: Sequence[Ranked]) -> None:
-    engines = len(answer.engines) > 1
     agents = answer.goal.agents
 
     def figure(column: Column[Any]) -> Column[Ranked]:
         return replace(column, value=lambda pair: column.value(_at(pair[1], agents)))
 
     columns: list[Column[Ranked]] = [
-        _left("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout)),
-        *([_left("engine", "ENGINE", lambda pair: pair[1].setup.engine)] if engines else ()),
+        _left("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout))
+    ]
+    if len(answer.engines) > 1:
+        columns.append(_left("engine", "ENGINE", lambda pair: pair[1].setup.engine))
+    columns += [
         _left("quant", "WEIGHTS", lambda pair: pair[1].setup.quant.title),
         _left("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
         _left("spec", "DRAFTS", lambda pair: _drafts(pair[1]), rank=2),
@@ -534,16 +542,17 @@ def _memory(plan: Plan) -> None:
             return "█" * max(1, round(share * _BAR))
         return "▏"
 
+    def how(term: Term) -> str:
+        if term.inside:
+            return term.how
+        return f"{term.how}; beside the budget"
+
     columns: list[Column[Term]] = [
         _left("term", "TERM", lambda term: term.name),
         Column("gib", "GiB", lambda term: f"{term.bytes / GIB:.2f}"),
         Column("share", "OF CARD", lambda term: f"{term.bytes / usable * 100:.0f} %"),
         _left("bar", "", bar, rank=1),
-        _left(
-            "how",
-            "HOW",
-            lambda term: term.how if term.inside else f"{term.how}; beside the budget",
-        ),
+        _left("how", "HOW", how),
     ]
     print_records(columns, plan.memory.terms)
     setup = plan.setup
@@ -559,18 +568,22 @@ def _rejected(answer: PlanAnswer) -> None:
     for choice in answer.choices:
         if not choice.rejected:
             continue
-        _section("Rejected" if len(answer.choices) == 1 else f"Rejected on {choice.rig.title}")
-        heads = [r for r in choice.rejected if r.rule == "heads"]
+        if len(answer.choices) == 1:
+            _section("Rejected")
+        else:
+            _section(f"Rejected on {choice.rig.title}")
+        rest: Sequence[Rejected] = choice.rejected
+        heads = [rejected for rejected in rest if rejected.rule == "heads"]
         if len(heads) > 1:
-            _say(f"  {', '.join(f'TP={r.layout.tp}' for r in heads)}: e.g. {heads[-1].reason}")
-        rest = [r for r in choice.rejected if r not in heads or len(heads) == 1]
+            sizes = ", ".join(f"TP={rejected.layout.tp}" for rejected in heads)
+            _say(f"  {sizes}: e.g. {heads[-1].reason}")
+            rest = [rejected for rejected in rest if rejected not in heads]
         for rejected in rest[:_DROPPED]:
-            if rejected.remedy is not None:
-                remedy = f" -> {rejected.remedy}"
-            else:
-                remedy = ""
             name = _rejected_words(rejected.layout, rejected.quants, rejected.engine)
-            _say(f"  {name}: {rejected.reason}{remedy}")
+            line = f"  {name}: {rejected.reason}"
+            if rejected.remedy is not None:
+                line += f" -> {rejected.remedy}"
+            _say(line)
         if len(rest) > _DROPPED:
             _say(f"  and {len(rest) - _DROPPED} more: --json lists all")
 
@@ -586,7 +599,9 @@ def _say_wrapped(line: str, end: str = "") -> None:
         width or 0, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
     breaks.width -= len(end)
-    parts = breaks.wrap(line) if width is not None else [line]
+    parts = [line]
+    if width is not None:
+        parts = breaks.wrap(line)
     _say(f"{end}\n".join(parts))
 
 
@@ -614,15 +629,25 @@ def plan_page(document: Document) -> str:
         (predicted_chart(drawn, "ttft_ms", "ms"), "Time to first token", "mean over all tasks"),
         (_bars(memory, "GiB"), "Memory of one GPU", f"of {best['card_bytes'] / GIB:.1f} GiB"),
     ]
-    names = {"kind": "plan", "name": "plan", "title": f"{document['model']} on {best['rig']}"}
-    own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures}
-    words = {"level_of": level_of, "layout_name": layout_name, "rejected_name": rejected_name}
+    figures: list[FigureBeside] = []
     if document["preset"]:
         figures = convert(document["preset"]["figures"], list[FigureBeside])
-    else:
-        figures = []
-    own |= {"correction": correction_words(figures), "signed_percent": _signed_percent}
-    return render("plan_page.html", **names, **own, **words, found=document)
+    return render(
+        "plan_page.html",
+        kind="plan",
+        name="plan",
+        title=f"{document['model']} on {best['rig']}",
+        found=document,
+        best=best,
+        at=level_of(best, agents),
+        agents=agents,
+        drawn=pictures,
+        correction=correction_words(figures),
+        signed_percent=_signed_percent,
+        level_of=level_of,
+        layout_name=layout_name,
+        rejected_name=rejected_name,
+    )
 
 
 def layout_name(plan: Document) -> str:
@@ -661,18 +686,26 @@ def predicted_chart(plans: Sequence[Document], field: str, unit: str) -> Spec | 
             ranges = {c: (level["low"], level["high"]) for c, level in levels.items()}
         else:
             ranges = {}
-        tips = {c: _told(level) for c, level in levels.items()}
-        look = (theme.SERIES[place], chr(65 + place), DASHES[place])
-        curves.append(ChartCurve(points, *look, ranges=ranges, tips=tips, shaded=banded))
+        curves.append(
+            ChartCurve(
+                points,
+                theme.SERIES[place],
+                end=chr(65 + place),
+                dash=DASHES[place],
+                ranges=ranges,
+                tips={c: _tip(level) for c, level in levels.items()},
+                shaded=banded,
+            )
+        )
     return curves_chart(curves, unit)
 
 
-def _told(level: Document) -> str:
-    return (
-        f"C = {level['concurrency']}: {number(level['effective_tok_s'])} tok/s, "
-        f"{number(level['low'])} to "
-        f"{number(level['high'])}, time to first token {milliseconds(level['ttft_ms'])}"
-    )
+def _tip(level: Document) -> str:
+    """Return what is read where the pointer rests on a point."""
+    speed = number(level["effective_tok_s"])
+    band = f"{number(level['low'])} to {number(level['high'])}"
+    first_token = milliseconds(level["ttft_ms"])
+    return f"C = {level['concurrency']}: {speed} tok/s, {band}, time to first token {first_token}"
 
 
 def _bars(values: Sequence[tuple[str, float]], unit: str) -> Spec:

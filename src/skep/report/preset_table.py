@@ -12,11 +12,11 @@ from msgspec import to_builtins
 
 from skep.bench.metrics import LevelSummary
 from skep.bench.published import PublishedShare
-from skep.report.columns import Column, print_records
+from skep.report.columns import Column, plural, print_records
 from skep.report.terminal import note
 from skep.store.database import Store
 from skep.tuner.preset_sweep import MeasuredPreset
-from skep.units import known, number
+from skep.units import UNKNOWN, known, number
 
 
 def print_presets(results: Sequence[MeasuredPreset], levels: Sequence[int]) -> None:
@@ -45,15 +45,15 @@ def print_presets(results: Sequence[MeasuredPreset], levels: Sequence[int]) -> N
         note("*: its author's prompts and answers have other lengths, or none are published")
     if any(result.simulated for result in results):
         rig = next((result.rig for result in results if result.rig is not None), None)
-        where = f" for {rig}" if rig is not None else ""
-        note(f"SIMULATED: no model ran, these figures are a prediction{where}")
+        words = "SIMULATED: no model ran, these figures are a prediction"
+        note(words if rig is None else f"{words} for {rig}")
     for result in results:
         if result.failure is not None:
             note(f"{result.preset.name} {result.failure.title}: {result.failure}")
 
 
 def presets_words(count: int) -> str:
-    return f"{count} preset{'' if count == 1 else 's'}"
+    return plural(count, "preset")
 
 
 def presets_document(
@@ -105,24 +105,27 @@ def measured(results: Sequence[MeasuredPreset]) -> list[MeasuredPreset]:
 
 
 def _level(result: MeasuredPreset, concurrency: int) -> LevelSummary | None:
-    if result.summary is not None:
-        levels = result.summary.levels
-    else:
-        levels = ()
+    levels = _levels(result)
     return next((level for level in levels if level.concurrency == concurrency), None)
 
 
-def _cell(concurrency: int, result: MeasuredPreset) -> str | None:
+def _levels(result: MeasuredPreset) -> Sequence[LevelSummary]:
+    if result.summary is None:
+        return ()
+    return result.summary.levels
+
+
+def _cell(concurrency: int, result: MeasuredPreset) -> str:
+    """Return the measured tok/s, with the published figure in brackets where there is one."""
     level = _level(result, concurrency)
+    text = UNKNOWN
+    if level is not None and level.effective_tok_s is not None and known(level.effective_tok_s):
+        text = number(level.effective_tok_s, digits=1)
     published = _share(result, concurrency)
-    figure = level.effective_tok_s if level is not None else None
-    if figure is not None and known(figure):
-        measured_text = number(figure, digits=1)
-    else:
-        measured_text = "–"
     if published is None:
-        return measured_text
-    return f"{measured_text} [{published.figure.tok_s:g}{'' if published.same_lengths else '*'}]"
+        return text
+    mark = "" if published.same_lengths else "*"
+    return f"{text} [{published.figure.tok_s:g}{mark}]"
 
 
 def _share(result: MeasuredPreset, concurrency: int) -> PublishedShare | None:
@@ -141,13 +144,11 @@ def _published(share: PublishedShare | None) -> dict[str, Any]:
 
 
 def _contention(result: MeasuredPreset) -> str | None:
-    """Of the level with the most agents."""
-    if result.summary is not None:
-        levels = result.summary.levels
-    else:
-        levels = ()
-    share = levels[-1].contention_pct if levels else None
-    return None if share is None else f"{share:.0f} %"
+    """Return that of the level with the most agents."""
+    levels = _levels(result)
+    if not levels or levels[-1].contention_pct is None:
+        return None
+    return f"{levels[-1].contention_pct:.0f} %"
 
 
 def _result_words(result: MeasuredPreset) -> str:
@@ -155,14 +156,12 @@ def _result_words(result: MeasuredPreset) -> str:
         return f"BROKEN: {result.failure.title}"
     if result.summary is None:
         return "nothing was measured"
-    return f"{'stopped, ' if result.interrupted else ''}run {result.summary.run_id}"
+    if result.interrupted:
+        return f"stopped, run {result.summary.run_id}"
+    return f"run {result.summary.run_id}"
 
 
 def _document(result: MeasuredPreset) -> dict[str, Any]:
-    if result.summary is not None:
-        levels = result.summary.levels
-    else:
-        levels = ()
     return {
         "preset": result.preset.name,
         "hardware": result.preset.hardware,
@@ -177,7 +176,7 @@ def _document(result: MeasuredPreset) -> dict[str, Any]:
                 "contention_pct": level.contention_pct,
                 **_published(_share(result, level.concurrency)),
             }
-            for level in levels
+            for level in _levels(result)
         ],
         "interrupted": result.interrupted,
         "failure": None if result.failure is None else to_builtins(result.failure),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from markupsafe import Markup
 from msgspec import to_builtins
@@ -43,10 +44,12 @@ short = partial(one_line, longest=160)
 
 
 def _remark(run: SwarmRun) -> str:
-    sessions = f"{run.sessions} sessions" if run.sessions > 1 else ""
-    return ", ".join(
-        filter(None, (short(run.error), sessions, "simulated" if run.simulated else ""))
-    )
+    remarks = [short(run.error)]
+    if run.sessions > 1:
+        remarks.append(f"{run.sessions} sessions")
+    if run.simulated:
+        remarks.append("simulated")
+    return ", ".join(filter(None, remarks))
 
 
 def _error(attempt: Attempt) -> str:
@@ -96,50 +99,55 @@ Figures = list[tuple[str, str]]
 
 def figures(account: Account) -> Figures:
     """Return the account in words. What is not known, and what did not happen, has no line."""
-    counts = (
-        f"{account.done} done, {account.failed} failed, {account.left} left of {account.tasks}"
-    )
-    if account.wall_s is not None:
-        wall = [seconds(account.wall_s)]
-    else:
-        wall = []
-    if account.sessions > 1:
-        wall.append(f"in {account.sessions} sessions, the time between them not counted")
-    if account.down_s:
-        wall.append(f"endpoint down for {seconds(account.down_s)}")
-    if account.prompt_tokens is not None:
-        tokens = [f"{account.prompt_tokens:,} prompt"]
-    else:
-        tokens = []
-    tokens += [f"{account.output_tokens:,} output"] if account.output_tokens is not None else []
-    if account.wasted_output_tokens:
-        tokens.append(f"{account.wasted_output_tokens:,} more without a result")
-    if account.tokens_unknown:
-        tokens.append(f"{account.tokens_unknown} tasks without a token count")
+    tasks = f"{account.done} done, {account.failed} failed, {account.left} left of {account.tasks}"
+    if account.retried:
+        tasks += f"; {account.retried} tried more than once"
+    attempts = ""
+    if account.wasted:
+        attempts = f"{account.attempts}, {account.wasted} of them without a result"
+    agents = ""
+    if account.agents_mean is not None:
+        agents = _at_once(account)
+    effective = ""
+    if account.effective_tok_s is not None:
+        effective = f"{number(account.effective_tok_s)} tok/s"
     lines = [
-        (
-            "tasks",
-            f"{counts}; {account.retried} tried more than once" if account.retried else counts,
-        ),
-        (
-            "attempts",
-            f"{account.attempts}, {account.wasted} of them without a result"
-            if account.wasted
-            else "",
-        ),
+        ("tasks", tasks),
+        ("attempts", attempts),
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
         ("cut off", cut_off_words(account)),
-        ("wall time", ", ".join(wall)),
+        ("wall time", _wall_words(account)),
         ("an answer", _spread(account.task_s)),
         ("first token", _spread(account.ttft_s)),
-        ("agents", "" if account.agents_mean is None else _at_once(account)),
-        ("tokens", ", ".join(tokens)),
-        (
-            "effective",
-            "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s",
-        ),
+        ("agents", agents),
+        ("tokens", _token_words(account)),
+        ("effective", effective),
     ]
     return [(title, text) for title, text in lines if text]
+
+
+def _wall_words(account: Account) -> str:
+    parts = []
+    if account.wall_s is not None:
+        parts.append(seconds(account.wall_s))
+    if account.sessions > 1:
+        parts.append(f"in {account.sessions} sessions, the time between them not counted")
+    if account.down_s:
+        parts.append(f"endpoint down for {seconds(account.down_s)}")
+    return ", ".join(parts)
+
+
+def _token_words(account: Account) -> str:
+    parts = []
+    if account.prompt_tokens is not None:
+        parts.append(f"{account.prompt_tokens:,} prompt")
+    if account.output_tokens is not None:
+        parts.append(f"{account.output_tokens:,} output")
+    if account.wasted_output_tokens:
+        parts.append(f"{account.wasted_output_tokens:,} more without a result")
+    if account.tokens_unknown:
+        parts.append(f"{account.tokens_unknown} tasks without a token count")
+    return ", ".join(parts)
 
 
 def cut_off_words(account: Account) -> str:
@@ -165,14 +173,16 @@ def _at_once(account: Account) -> str:
 def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
     """Return all that is known of a run, each with its title, for the terminal."""
     run = story.run
+    simulated = ", simulated" if run.simulated else ""
     lines = [
-        ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
+        ("run", f"{run.id} ({run.state.value}){simulated}"),
         ("from", short(run.name)),
         ("endpoint", f"{run.url}  {story.account.model or ''}".rstrip()),
         ("results", run.config.get("output")),
         *figures(story.account),
-        ("now" if run.state is SwarmRunState.RUNNING else "ended with", short(run.error)),
     ]
+    is_running = run.state is SwarmRunState.RUNNING
+    lines.append(("now" if is_running else "ended with", short(run.error)))
     return [(title, text) for title, text in lines if text]
 
 
@@ -183,28 +193,28 @@ def task_lines(task: Task) -> list[str]:
     """
     lines = [f"task {short(task.id)}"]
     for message in task.messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [
-                part.get("text") or f"[{part.get('type')}]"
-                for part in content
-                if isinstance(part, dict)
-            ]
-            content = "\n".join(map(str, parts))
-        lines += [
-            f"  {message.get('role', '?')}:",
-            *_indented("" if content is None else str(content)),
-        ]
-    wants = [
-        option
-        for option in to_builtins(task).items()
-        if option[0] not in ("id", "messages", "stage")
-    ]
-    return [*lines, *(f"  {name}: {short(str(value))}" for name, value in wants)]
+        lines.append(f"  {message.get('role', '?')}:")
+        lines += _indented(_content_text(message.get("content")))
+    for name, value in to_builtins(task).items():
+        if name not in ("id", "messages", "stage"):
+            lines.append(f"  {name}: {short(str(value))}")
+    return lines
+
+
+def _content_text(content: Any) -> str:
+    """Return the text of a message; of a part that has none, its type."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return str(content)
+    parts = [part for part in content if isinstance(part, dict)]
+    return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
 
 
 def _indented(text: str) -> list[str]:
-    """What a model wrote must not move the cursor."""
+    """Return the lines of a text, without what would move the cursor: a model may have written
+    it.
+    """
     return [f"    {line}" for line in printable(text).splitlines()]
 
 
@@ -212,38 +222,31 @@ def result_lines(result: TaskResult | None) -> list[str]:
     """Return what came of a task, line by line."""
     if result is None:
         return ["no result yet"]
-    if result.error_kind:
-        fault = f": {result.error_kind}: {short(result.error)}"
-    else:
-        fault = ""
+    tries = "1 try" if result.tries == 1 else f"{result.tries} tries"
+    head = f"{result.ending.value} after {tries}"
     if result.finish_reason == "length":
-        cut = ", cut at its token limit"
-    else:
-        cut = ""
-    head = (
-        f"{result.ending.value} after {result.tries} "
-        f"{'try' if result.tries == 1 else 'tries'}{cut}{fault}"
-    )
+        head += ", cut at its token limit"
+    if result.error_kind:
+        head += f": {result.error_kind}: {short(result.error)}"
     return [head, *_indented(result.answer or "")]
 
 
 def split_lines(split: GoalSplit, *, merge: bool) -> list[str]:
     """Return how a goal was split, line by line."""
     sizes = split.sizes
-    if len(split.parts) == 1:
-        count = "1 task"
-    else:
-        count = f"{len(split.parts):,} tasks"
-    who = "the model" if split.by_model else "rule"
-    lines = [f"{count}, split by {who}" + (f" ({one_line(split.why, 300)})" if split.why else "")]
+    count = "1 task" if len(split.parts) == 1 else f"{len(split.parts):,} tasks"
+    head = f"{count}, split by {'the model' if split.by_model else 'rule'}"
+    if split.why:
+        head += f" ({one_line(split.why, 300)})"
+    lines = [head]
     for part in split.parts[:ROWS_SHOWN]:
+        amount = f"{int(part.chars / sizes.chars_per_token):,} tokens"
         refs = [piece.ref for piece in part.pieces]
-        further = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
-        tokens = int(part.chars / sizes.chars_per_token)
-        about = f"{refs[0]}{further}, " if refs else ""
-        lines.append(
-            f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {about}{tokens:,} tokens"
-        )
+        if len(refs) > 1:
+            amount = f"{refs[0]} and {len(refs) - 1} more, {amount}"
+        elif refs:
+            amount = f"{refs[0]}, {amount}"
+        lines.append(f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {amount}")
     if len(split.parts) > ROWS_SHOWN:
         lines.append(f"  and {len(split.parts) - ROWS_SHOWN} more")
     prompts = int(sum(part.chars for part in split.parts) / sizes.chars_per_token)
@@ -258,26 +261,25 @@ def split_lines(split: GoalSplit, *, merge: bool) -> list[str]:
 
 def end_lines(account: Account, output: str | None) -> list[str]:
     """Return the end of a run in a few lines, the next command last."""
-    if account.wall_s is None:
-        wall = ""
-    else:
-        wall = f" in {seconds(account.wall_s)}"
-    if account.effective_tok_s is None:
-        speed = ""
-    else:
-        speed = f", {number(account.effective_tok_s)} tok/s"
-    simulated = " (simulated)" if account.simulated else ""
+    head = f"{account.done} of {account.tasks} tasks done"
+    if account.wall_s is not None:
+        head += f" in {seconds(account.wall_s)}"
+    if account.effective_tok_s is not None:
+        head += f", {number(account.effective_tok_s)} tok/s"
+    if account.simulated:
+        head += " (simulated)"
     if account.truncated:
-        cut_off = f"; {cut_off_words(account)}, see --max-tokens"
-    else:
-        cut_off = ""
-    lines = [f"{account.done} of {account.tasks} tasks done{wall}{speed}{simulated}{cut_off}"]
+        head += f"; {cut_off_words(account)}, see --max-tokens"
+    lines = [head]
     if output is not None:
         lines.append(f"results: {output}")
     show = f"`skep swarm show {account.run}`"
     if account.failed:
-        kinds = ", ".join(f"{kind} {count}x" for kind, count in account.errors[:3])
-        lines.append(f"{account.failed} failed" + (f" (errors met: {kinds})" if kinds else ""))
+        failed = f"{account.failed} failed"
+        if account.errors:
+            kinds = ", ".join(f"{kind} {count}x" for kind, count in account.errors[:3])
+            failed += f" (errors met: {kinds})"
+        lines.append(failed)
         lines.append(
             f"{show} shows why, `skep swarm run --failed-of {account.run}` runs them again"
         )
@@ -290,11 +292,9 @@ def end_lines(account: Account, output: str | None) -> list[str]:
 
 def headline(account: Account) -> str:
     """ "50 tasks in 70 s"; as much of it as is known."""
-    tasks = f"{as_count(account.tasks)} task{'' if account.tasks == 1 else 's'}"
-    if account.done == account.tasks:
-        tasks_done = tasks
-    else:
-        tasks_done = f"{account.done} of {tasks}"
+    tasks_done = "1 task" if account.tasks == 1 else f"{as_count(account.tasks)} tasks"
+    if account.done != account.tasks:
+        tasks_done = f"{account.done} of {tasks_done}"
     if account.wall_s is None:
         return f"{tasks_done} done; the run has not started"
     title = f"{tasks_done} in {seconds(account.wall_s)}"
@@ -370,30 +370,26 @@ def frame(
 ) -> list[Line]:
     """Agents that find no place on the page are counted."""
     lines = [[(title, "bold")], *_totals(progress, page)]
-    lines += (
-        page.wrapped(down_words(progress, deadline_s), "bold red")
-        if progress.down_s is not None
-        else []
-    )
+    if progress.down_s is not None:
+        lines += page.wrapped(down_words(progress, deadline_s), "bold red")
     news = [
         line for text in progress.last[-NEWS_SHOWN:] for line in page.wrapped(text, BETWEEN)[:2]
     ]
-    if page.height is None:
-        room = None
-    else:
-        room = page.height - len(lines) - len(news) - 3
     lanes = sorted(progress.lanes, key=lambda lane: lane.agent)
-    if room is None or len(lanes) <= room:
-        visible = lanes
-    else:
-        visible = lanes[: max(0, room - 1)]
+    visible = lanes
+    if page.height is not None:
+        room = page.height - len(lines) - len(news) - 3
+        if len(lanes) > room:
+            visible = lanes[: max(0, room - 1)]
     if visible:
         lines += [[], *_lanes(visible, page)]
     if len(visible) < len(lanes):
         lines.append(
             [(f"{len(lanes) - len(visible)} more at work: a taller window shows them", "dim")]
         )
-    return [*lines, [], *news] if news else lines
+    if news:
+        lines += [[], *news]
+    return lines
 
 
 def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
@@ -404,25 +400,22 @@ def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
     )
     wide = max(10, min(BAR, page.width - len(counts) - 4))
     cells = bar_cells((progress.done, progress.failed, open_tasks), progress.total, wide)
-    bar: Line = [("━╳─"[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
+    looks = (("━", "green"), ("╳", "bold red"), ("─", "dim"))
+    bar = [(sign * count, style) for (sign, style), count in zip(looks, cells, strict=True)]
+    speed = f"{speed_words(progress)}, {progress.output_tokens:,} tokens"
     if progress.retried:
-        retried = f", {progress.retried:,} tried again"
-    else:
-        retried = ""
-    speed = f"{speed_words(progress)}, {progress.output_tokens:,} tokens{retried}"
-    if progress.left_s is None:
-        eta = ""
-    else:
-        eta = f", about {format_seconds(progress.left_s)} left"
-    why = f": {progress.limit_why}" if progress.limit_why else ""
+        speed += f", {progress.retried:,} tried again"
+    time = f"{format_seconds(progress.elapsed_s)} so far"
+    if progress.left_s is not None:
+        time += f", about {format_seconds(progress.left_s)} left"
+    agents = f"{progress.in_flight} at work, {progress.limit} allowed"
+    if progress.limit_why:
+        agents += f": {progress.limit_why}"
     return [
         [*bar, (f"  {counts}", "")],
         [("speed   ", "bold"), (speed, "")],
-        [("time    ", "bold"), (f"{format_seconds(progress.elapsed_s)} so far{eta}", "")],
-        [
-            ("agents  ", "bold"),
-            (f"{progress.in_flight} at work, {progress.limit} allowed{why}", ""),
-        ],
+        [("time    ", "bold"), (time, "")],
+        [("agents  ", "bold"), (agents, "")],
     ]
 
 

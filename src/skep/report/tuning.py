@@ -120,13 +120,12 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
 
 
 def _note(saved: TuningRecord) -> str:
-    if summary.best_of(saved.stages) is None:
-        why = saved.reason
-    else:
-        why = None
-    return ", ".join(
-        filter(None, ["SIMULATED" if saved.tuning.simulated else "", why, *saved.presets])
-    )
+    remarks = []
+    if saved.tuning.simulated:
+        remarks.append("SIMULATED")
+    if summary.best_of(saved.stages) is None and saved.reason:
+        remarks.append(saved.reason)
+    return ", ".join([*remarks, *filter(None, saved.presets)])
 
 
 def _of(find: Callable[[Stages], object], path: str) -> Callable[[TuningRecord], Any]:
@@ -288,11 +287,7 @@ def print_tuning(saved: TuningRecord) -> None:
     """Failures in full below the table, which has no room for them."""
     tuning = saved.tuning
     stages = saved.stages
-    mark = "SIMULATED: " if tuning.simulated else ""
-    print(  # noqa: T201
-        f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}: "
-        f"{summary.headline(tuning, stages)}"
-    )
+    print(f"{_what_is_tuned(tuning)}: {summary.headline(tuning, stages)}")  # noqa: T201
     if stages:
         print_records(stage_columns(tuning, stages), stages)
     for stage in stages:
@@ -300,6 +295,13 @@ def print_tuning(saved: TuningRecord) -> None:
             print(  # noqa: T201
                 f"step {stage.number} {stage.failure.title}: {one_line(str(stage.failure), 600)}"
             )
+
+
+def _what_is_tuned(tuning: Tuning) -> str:
+    words = f"{tuning.model} ({tuning.engine}) on {tuning.rig}"
+    if tuning.simulated:
+        return f"SIMULATED: {words}"
+    return words
 
 
 @dataclass(slots=True)
@@ -367,26 +369,19 @@ def now_words(status: TuneStatus) -> str:
         return "thinking"
     if (progress := status.progress) is None:
         return status.request.words
+    words = f"{status.request.words}: {progress.what}"
     if progress.reading:
-        of = f" {progress.reading}/{progress.readings}"
-    else:
-        of = ""
+        words += f" {progress.reading}/{progress.readings}"
     if progress.tok_s is not None:
-        speed = f", {number(progress.tok_s)} tok/s"
-    else:
-        speed = ""
-    return f"{status.request.words}: {progress.what}{of}{speed}"
+        words += f", {number(progress.tok_s)} tok/s"
+    return words
 
 
 def say_what_begins(ready: PreparedTuning) -> None:
     """Say from where it begins, and what is tried."""
     tuning = ready.tuning
-    mark = "SIMULATED: " if tuning.simulated else ""
     note(*ready.notes)
-    note(
-        f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal "
-        f"{summary.goal_words(tuning.aim)}"
-    )
+    note(f"{_what_is_tuned(tuning)}; goal {summary.goal_words(tuning.aim)}")
     values = (
         f"{knob.name} {value_words(tuning.baseline.get(knob.name))}" for knob in tuning.knobs
     )
@@ -398,11 +393,10 @@ def say_what_begins(ready: PreparedTuning) -> None:
         others = (
             value_words(value) for value in knob.values if value != tuning.baseline.get(knob.name)
         )
+        line = f"  {knob.name} {', '.join(others)}"
         if knob.along:
-            along = " (only where another change does not fit without it)"
-        else:
-            along = ""
-        note(f"  {knob.name} {', '.join(others)}{along}")
+            line += " (only where another change does not fit without it)"
+        note(line)
     kind = "of virtual time" if tuning.simulated else "at most"
     note(
         f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the "
@@ -429,10 +423,8 @@ def say_how_far_off(ready: PreparedTuning, saved: TuningRecord) -> None:
     if began is not None and began.figure and foreseen:
         measured = began.figure.estimate
         unit = summary.unit_of(saved.tuning)
-        off = (
-            f"{100 * abs(foreseen / measured - 1):.0f} % too "
-            f"{'high' if foreseen > measured else 'low'}"
-        )
+        direction = "high" if foreseen > measured else "low"
+        off = f"{100 * abs(foreseen / measured - 1):.0f} % too {direction}"
         note(
             f"measured {number(measured)} {unit} at the start; the plan expected "
             f"{number(foreseen)}, {off}"
@@ -483,16 +475,18 @@ def _stage_json(stage: TuneStage) -> dict[str, Any]:
 
 
 def say_state(saved: TuningRecord) -> None:
+    """Say where a tuning stands: its goal, what was tried, how long it took."""
     tuning = saved.tuning
-    over = saved.state is TuningState.ENDED
-    tried = (
-        summary.count_decisions(saved.stages)
-        or f"no change was {'tried' if over else 'decided yet'}"
-    )
-    why = f", {saved.reason}" if over and saved.reason else ""
+    state = str(saved.state.value)
+    no_decision = "no change was decided yet"
+    if saved.state is TuningState.ENDED:
+        no_decision = "no change was tried"
+        if saved.reason:
+            state += f", {saved.reason}"
+    decisions = summary.count_decisions(saved.stages) or no_decision
     note(
-        f"{tuning.id} ({saved.state.value}{why}): goal {summary.goal_words(tuning.aim)}; "
-        f"{tried}; {took_words(saved)}"
+        f"{tuning.id} ({state}): goal {summary.goal_words(tuning.aim)}; "
+        f"{decisions}; {took_words(saved)}"
     )
     if tuning.simulated:
         note(
@@ -502,10 +496,8 @@ def say_state(saved: TuningRecord) -> None:
 
 
 def took_words(saved: TuningRecord) -> str:
-    """Of all its sessions, without what lay between them."""
+    """Return the time of all its sessions, without what lay between them."""
     if not saved.answers:
         return "nothing is measured yet"
-    return (
-        f"{format_seconds(saved.measured_s)} of "
-        f"{'virtual time' if saved.tuning.simulated else 'measuring'}"
-    )
+    kind = "virtual time" if saved.tuning.simulated else "measuring"
+    return f"{format_seconds(saved.measured_s)} of {kind}"

@@ -117,10 +117,9 @@ class Authenticator:
         given = given_keys(request.headers.raw)
         if not self._site.guarded:  # the gateway judges a key that is sent along
             return Visitor(is_admin=not self._site.public, key=given[0] if given else None)
-        if given:
-            spec = self._find(given, source_of(request))
-        else:
-            spec = None
+        if not given:
+            return None
+        spec = self._find(given, source_of(request))
         if spec is None:
             return None
         accepted_key = next(key for key in given if hashlib.sha256(key).hexdigest() == spec.sha256)
@@ -302,62 +301,71 @@ class AccessMiddleware:
             await problem(view_of(self._site, scope), request, error)(scope, receive, send_guarded)
         except ClientDisconnect:  # in the middle of a form: nobody is left to answer
             return
-        except (
-            Exception
-        ) as error:  # the border of the process: readers get one line, the log another
+        # The border of the process: readers get one line, the log another.
+        except Exception as error:
             log.error("request.failed path=%s error=%r", scope["path"], error)
             if not began:
                 view = view_of(self._site, scope)
-                words = "this page could not be rendered" + (
-                    "" if view.hides_private else "; the log says why"
-                )
+                words = "this page could not be rendered"
+                if not view.hides_private:
+                    words += "; the log says why"
                 await problem(view, request, UserError(words), 500)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        site = self._site
-        headers = request.headers
-        refuse = partial(problem, view_of(site, request.scope), request)
-        if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
-            message = (
-                f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
-            )
-            return PlainTextResponse(message, status_code=421)
-        if request.method not in (*_READING, "POST"):
-            refused = refuse(UserError("pages are read-only"), 405)
-            refused.headers["allow"] = "GET, HEAD"
-            return refused
-        if request.method not in _READING:
-            if site.public:
-                return refuse(UserError("this dashboard is read-only"), 405)
-            if not same_origin(headers) and not (
-                site.guarded and self._authenticator.has_key(request)
-            ):
-                return refuse(
-                    UserError("forms are accepted only from this dashboard's own pages"), 403
-                )
-        if _is_open(request):
-            return None
+        """Return the answer to a request that is not admitted; None lets it pass, with its visitor
+        in its scope.
+        """
+        refusal = self._unfit(request)
+        if refusal is not None or _is_open(request):
+            return refusal
         visitor = self._authenticator.visitor(request)
         if visitor is not None:
             request.scope[VISITOR] = visitor
             return None
         if wants_json(request) or request.method not in _READING:
-            error = {
-                "message": "an API key is required",
-                "hint": "send it as `Authorization: Bearer KEY`",
-            }
-            if wait_s := math.ceil(self._authenticator.wait_s(source_of(request))):
-                error = {
-                    "message": "too many wrong keys from your address",
-                    "hint": f"try again in {wait_s} s",
-                }
-            answer = json_answer({"error": error}, 429 if wait_s else 401)
-            answer.headers.update(
-                {"retry-after": str(wait_s)} if wait_s else {"www-authenticate": "Bearer"}
-            )
-            return answer
+            return self._key_required(request)
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
+
+    def _unfit(self, request: Request) -> Response | None:
+        """Return the answer to a request that is refused whoever sends it: by its host, its method
+        or the page that a form comes from.
+        """
+        site = self._site
+        headers = request.headers
+        refuse = partial(problem, view_of(site, request.scope), request)
+        host = headers.get("host", "")
+        if site.hosts is not None and host_of(host) not in site.hosts:
+            message = f"this dashboard does not answer to the name {host[:100]!r}\n"
+            return PlainTextResponse(message, status_code=421)
+        if request.method in _READING:
+            return None
+        if request.method != "POST":
+            refusal = refuse(UserError("pages are read-only"), 405)
+            refusal.headers["allow"] = "GET, HEAD"
+            return refusal
+        if site.public:
+            return refuse(UserError("this dashboard is read-only"), 405)
+        sent_with_key = site.guarded and self._authenticator.has_key(request)
+        if same_origin(headers) or sent_with_key:
+            return None
+        return refuse(UserError("forms are accepted only from this dashboard's own pages"), 403)
+
+    def _key_required(self, request: Request) -> Response:
+        """Return the answer for programs: no key, a wrong one, or too many wrong ones."""
+        if wait_s := math.ceil(self._authenticator.wait_s(source_of(request))):
+            message = "too many wrong keys from your address"
+            answer = _error_answer(message, f"try again in {wait_s} s", 429)
+            answer.headers["retry-after"] = str(wait_s)
+            return answer
+        hint = "send it as `Authorization: Bearer KEY`"
+        answer = _error_answer("an API key is required", hint, 401)
+        answer.headers["www-authenticate"] = "Bearer"
+        return answer
+
+
+def _error_answer(message: str, hint: str, status: int) -> Response:
+    return json_answer({"error": {"message": message, "hint": hint}}, status)
 
 
 def _is_open(request: Request) -> bool:

@@ -110,9 +110,8 @@ def streamed(
                     yield part.encode()
         except SkepError as error:
             yield _alert("this cannot be shown right now" if site.hides_private else error.message)
-        except (
-            Exception
-        ) as error:  # the border of the process: the reader gets a whole page, the log the reason
+        # The border of the process: the reader gets a whole page, the log the reason.
+        except Exception as error:
             log.error("page.failed error=%r", error)
             yield _alert("the rest of this page could not be rendered")
         yield after

@@ -288,12 +288,8 @@ class Live:
             self._read_at = now = self._clock()
             try:
                 self.document = self._document(status, now)
-            except (
-                AttributeError,
-                LookupError,
-                TypeError,
-                ValueError,
-            ) as error:  # a hive of another version
+            # A hive of another version.
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
                 log.error("hive.unknown error=%r", error)
                 self._readings.forget()
                 self.document = self._document(
