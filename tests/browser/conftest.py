@@ -56,17 +56,17 @@ def visit(chromium):
     """`visit(url)` opens a fresh context; with the test's end, nothing may have gone wrong on its
     pages.
     """
-    made = []
+    opened = []
 
     def open_one(url, *, viewport=DESK, **options):
         context = chromium.new_context(viewport=viewport, **options)
         visit = Visit(context.new_page(), url)
-        made.append((context, visit))
+        opened.append((context, visit))
         return visit
 
     yield open_one
-    faults = [fault for _, one in made for fault in one.faults]
-    for context, _ in made:
+    faults = [fault for _, visited in opened for fault in visited.faults]
+    for context, _ in opened:
         context.close()
     assert not faults, "\n".join(faults)
 

@@ -51,9 +51,9 @@ def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:
         away = range(first + 6 * 24, first + 6 * 24 + 9)  # hours
         for target in (BOX, CLOUD):
             from_to = away[0] * HOUR_S, (away[-1] + 1) * HOUR_S
-            told = {"slots": len(away), "error": "skep was not running"}
+            gap = {"slots": len(away), "error": "skep was not running"}
             series.append_probe(
-                Probe(target.name, 0, away[0], *from_to, ProbeOutcome.MISSED, **told)
+                Probe(target.name, 0, away[0], *from_to, ProbeOutcome.MISSED, **gap)
             )
         for slot in range(first, last + 1):
             if slot not in away:
@@ -94,7 +94,7 @@ def _tune(tunings: TuningStore, now: float) -> None:
     tunings.end_session(broken, session, at=now - HOUR_S, outcome="stopped")
 
 
-def _probe(target: ProbeTarget, slot: int, chance: random.Random, **more: object) -> Probe:
+def _probe(target: ProbeTarget, slot: int, chance: random.Random, **options: object) -> Probe:
     due = slot * HOUR_S + chance.uniform(0, 300)
     return Probe(
         target.name,
@@ -106,7 +106,7 @@ def _probe(target: ProbeTarget, slot: int, chance: random.Random, **more: object
         started_at=due,
         model=target.model,
         simulated=True,
-        **more,
+        **options,
     )
 
 

@@ -87,10 +87,10 @@ def test_nothing_of_a_page_is_cut_off_and_the_night_is_dark(visit, site, path, w
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_word_stands_out_from_its_ground(visit, site, scheme):
     """4.5 to 1 at least, and 3 to 1 where it is large, as WCAG has it."""
-    one = visit(site, color_scheme=scheme)
+    page_visit = visit(site, color_scheme=scheme)
     faint = set()
     for path in PAGES:
-        for ink, ground, large, words in one.go(path).evaluate(WORDS):
+        for ink, ground, large, words in page_visit.go(path).evaluate(WORDS):
             light, dark = sorted((luminance(ink), luminance(ground)), reverse=True)
             if (light + 0.05) / (dark + 0.05) < (3 if large else 4.5):
                 faint.add(f"{path}: {ink} on {ground}: {words}")
@@ -131,28 +131,28 @@ def test_tab_reaches_every_control_and_shows_where_it_is(visit, site, path):
     page = visit(site).go(path)
     expect(page.locator(".chart:not([data-drawn]), [data-fetch]")).to_have_count(0, timeout=60_000)
     page.evaluate(NUMBERED)
-    wanted = {str(index) for index in range(page.evaluate(f"({REACHABLE})().length"))}
+    expected = {str(index) for index in range(page.evaluate(f"({REACHABLE})().length"))}
     reached = set()
-    for _ in range(len(wanted) + 5):
+    for _ in range(len(expected) + 5):
         page.keyboard.press("Tab")
         reached.add(page.evaluate(FOCUSED))
         assert page.evaluate(OUTLINED), page.evaluate(
             "document.activeElement.outerHTML.slice(0, 200)"
         )
-        if reached >= wanted:
+        if reached >= expected:
             break
-    assert wanted <= reached
+    assert expected <= reached
 
 
 def test_a_stored_run_has_its_page_and_its_place_among_the_best(visit, site, home):
     run = store_run(user_paths(home).store)
-    one = visit(site)
-    page = one.go("/runs")
+    page_visit = visit(site)
+    page = page_visit.go("/runs")
     page.locator(f"a[href='/runs/{run}']").first.click()
     page.wait_for_url(f"**/runs/{run}")
     expect(page.locator(".chart svg.marks").first).to_be_visible(timeout=60_000)
     assert "simulated" in page.inner_text("main").lower()
-    expect(one.go("/runs?sort=best").locator("main")).to_contain_text("made-up-model")
+    expect(page_visit.go("/runs?sort=best").locator("main")).to_contain_text("made-up-model")
 
 
 def store_run(path):
@@ -240,9 +240,9 @@ def test_a_swarm_run_is_listed_and_tells_what_each_attempt_was(visit, site):
     page.locator("main tbody a").first.click()
     page.wait_for_url("**/swarm/2*")
     expect(page.locator(".chart svg.marks").first).to_be_visible(timeout=60_000)
-    said = page.inner_text("main")
-    assert "20 of 25 tasks" in said
-    assert "Resume: 4 left" in said
+    text = page.inner_text("main")
+    assert "20 of 25 tasks" in text
+    assert "Resume: 4 left" in text
 
 
 def test_figures_move_while_requests_come(visit, hive):

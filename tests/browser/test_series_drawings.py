@@ -20,9 +20,9 @@ def test_on_a_phone_a_point_says_its_value_under_mouse_and_finger(visit, site, t
     point(x, y)
     tip = page.locator(".vg-tooltip.visible")
     expect(tip).to_contain_text(re.compile(r"\d\d:\d\d\n.*tok/s\nrolling median 7[34]"))
-    told = tip.bounding_box()
-    assert told["x"] >= 0
-    assert told["x"] + told["width"] <= PHONE["width"]
+    tip_box = tip.bounding_box()
+    assert tip_box["x"] >= 0
+    assert tip_box["x"] + tip_box["width"] <= PHONE["width"]
     point(4, box["y"] - 40)
     expect(tip).to_have_count(0)
 

@@ -18,14 +18,14 @@ def test_the_tuning_is_drawn_with_all_its_words_inside(visit, site):
     page = visit(site).go("/tuning/last")
     expect(page.locator(".chart svg.marks").first).to_be_visible(timeout=60_000)
     assert page.evaluate(CUT_OFF) == []
-    said = page.inner_text("main")
+    text = page.inner_text("main")
     for part in (
         "From 25.1 to 190 tok/s",
         "SIMULATED",
         "Failed attempts",
         "nothing is left to try",
     ):
-        assert part in said
+        assert part in text
 
 
 def test_on_a_phone_the_picture_rolls_and_the_page_does_not(visit, site):

@@ -29,12 +29,12 @@ def own_env(folder):
         f"XDG_{name}_HOME": str(folder / name.lower())
         for name in ("CONFIG", "DATA", "STATE", "CACHE")
     }
-    kept = {
+    inherited = {
         key: value
         for key, value in os.environ.items()
         if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY")
     }
-    return {**kept, **folders, "PYTHONUNBUFFERED": "1"}
+    return {**inherited, **folders, "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager
@@ -45,14 +45,14 @@ def served(env, *options):
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         try:
-            told = child.stdout.readline()
-            assert told, child.stderr.read()
-            yield told.strip()
+            first_line = child.stdout.readline()
+            assert first_line, child.stderr.read()
+            yield first_line.strip()
         finally:
             child.terminate()
-            _, said = child.communicate(timeout=20)
-        assert child.returncode == 0, said
-        assert "Traceback" not in said, said
+            _, messages = child.communicate(timeout=20)
+        assert child.returncode == 0, messages
+        assert "Traceback" not in messages, messages
 
 
 class Visit:
@@ -72,9 +72,9 @@ class Visit:
         self.page.goto(self.url + path, wait_until="load")
         return self.page
 
-    def _console(self, said):
-        if said.type in ("error", "warning"):
-            self.faults.append(f"console: {said.text}")
+    def _console(self, message):
+        if message.type in ("error", "warning"):
+            self.faults.append(f"console: {message.text}")
 
     def _failed(self, request):
         if request.failure != "net::ERR_ABORTED":  # cut when the page is left

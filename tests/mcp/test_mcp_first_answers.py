@@ -129,7 +129,7 @@ def test_what_is_out_of_order_or_not_stored_is_left_to_the_whole_server(env, tmp
         assert client.ask(request(1, "tools/list"))["error"]["code"] == -32602
     opening = read_first_answers()
     begun = [initialize("2025-06-18"), INITIALIZED]
-    for left in (
+    for unanswered in (
         initialize("2025-06-18"),
         request(1, "tools/list", cursor="2"),
         request(1, "prompts/get"),
@@ -137,7 +137,7 @@ def test_what_is_out_of_order_or_not_stored_is_left_to_the_whole_server(env, tmp
     ):
         doorman = Doorman(opening)
         assert all(doorman.answer(json.dumps(message).encode()) is not None for message in begun)
-        assert doorman.answer(json.dumps(left).encode()) is None
+        assert doorman.answer(json.dumps(unanswered).encode()) is None
         assert len(doorman.replay()) == 2
     older = {**initialize("2025-06-18"), "jsonrpc": "1.0"}
     assert Doorman(opening).answer(json.dumps(older).encode()) is None

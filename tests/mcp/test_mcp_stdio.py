@@ -113,9 +113,9 @@ async def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_canc
             "running",
         )
         cancelled = await ask(client, "swarm_cancel", run=sent["run"])
-        kept = await ask(client, "swarm_results", run=sent["run"])
+        results = await ask(client, "swarm_results", run=sent["run"])
     assert (cancelled["state"], cancelled["done"], cancelled["left"]) == ("cancelled", 1, 2)
-    assert [row["id"] for row in kept["results"]] == ["short"]
+    assert [row["id"] for row in results["results"]] == ["short"]
 
 
 async def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(front, env):

@@ -61,11 +61,11 @@ def call(paths):
     """Calls a tool; its answer as JSON, or the text of its error."""
 
     def ask(tool, url=NOBODY, longest_wait_s=45.0, **arguments):
-        async def asked():
+        async def ask_tool():
             async with client(url, longest_wait_s) as session:
                 return await session.call_tool(tool, arguments)
 
-        answer = asyncio.run(asked())
+        answer = asyncio.run(ask_tool())
         text = answer.content[0].text
         if answer.is_error:
             return text
@@ -87,7 +87,7 @@ def result(task, *, ok=True, answer="yes", value=None, error=None):
 def put_swarm(paths, tasks, results, *, end="done"):
     with open_store(paths.store) as store:
         swarm = SwarmStore(store)
-        made = [Task(name, ({"role": "user", "content": "?"},)) for name in tasks]
+        task_records = [Task(name, ({"role": "user", "content": "?"},)) for name in tasks]
         run = swarm.begin(
             kind="map",
             created_at=time.time() - 60,
@@ -96,7 +96,7 @@ def put_swarm(paths, tasks, results, *, end="done"):
             model="m",
             config={},
             skep_version="1",
-            tasks=made,
+            tasks=task_records,
         )
         session = swarm.open_session(
             run, at=time.time() - 50, agents=4, endpoint={}, simulated=False
@@ -144,16 +144,16 @@ def test_a_wrong_argument_or_value_is_one_line_with_what_is_right(call):
     assert call("swarm_results", run="last", pages=2) == (
         "error: swarm_results has no argument `pages`\nhint: did you mean `page`?"
     )
-    said = call("swarm_results", run="last", only="broken")
-    assert said.startswith(
+    message = call("swarm_results", run="last", only="broken")
+    assert message.startswith(
         "error: `only` is 'broken': input should be 'all', 'done' or 'failed'\nhint: "
     )
 
 
 def test_where_nothing_runs_it_says_how_to_start_it_and_takes_no_tasks(call, paths):
-    said = "error: skep is not running\nhint: start it with `skep up -d`"
-    assert call("capacity", url=None) == said
-    assert call("swarm_dispatch", url=None, tasks=["a"]) == said
+    message = "error: skep is not running\nhint: start it with `skep up -d`"
+    assert call("capacity", url=None) == message
+    assert call("swarm_dispatch", url=None, tasks=["a"]) == message
     down = call("swarm_dispatch", tasks=["a", "b"])  # at a URL at which nobody answers
     assert down.startswith("error: nothing was dispatched: ")
     assert "\nhint: " in down
@@ -167,11 +167,11 @@ def test_all_faults_of_the_tasks_are_told_before_anything_is_stored(call, paths)
         {"id": "s", "prompt": "x", "schema": {"type": "nonsense"}},
         7,
     ]
-    said = call("swarm_dispatch", tasks=tasks[:3])
-    assert "2" in said
-    assert "promt" in said
-    assert "nonsense" in said
-    assert "Traceback" not in said
+    message = call("swarm_dispatch", tasks=tasks[:3])
+    assert "2" in message
+    assert "promt" in message
+    assert "nonsense" in message
+    assert "Traceback" not in message
     assert call("swarm_dispatch", tasks=tasks[3:]).startswith("error: ")
     assert not paths.store.exists()
 
@@ -181,8 +181,10 @@ def test_a_file_of_tasks_is_named_by_its_whole_path(call, tmp_path):
     assert "No such file" in call("swarm_dispatch_file", path=str(tmp_path / "none.jsonl"))
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "there").write_text("something\n")
-    said = call("swarm_dispatch_file", path=f"{tmp_path}/tasks.jsonl", output=f"{tmp_path}/there")
-    assert "already exists" in said
+    message = call(
+        "swarm_dispatch_file", path=f"{tmp_path}/tasks.jsonl", output=f"{tmp_path}/there"
+    )
+    assert "already exists" in message
 
 
 def test_results_come_page_by_page_and_are_cut(call, paths):
@@ -241,7 +243,7 @@ def test_what_can_be_done_with_a_run_that_stopped_or_did_not_fail(call, paths):
     assert "swarm_resume" in stopped["next"]
     run = put_swarm(paths, ["a"], [result("a")])
     assert call("swarm_retry", run=run).startswith(f"error: no task of `{run}` failed\nhint: ")
-    assert [one["run"] for one in call("swarm_list", limit=1)["runs"]] == [run]
+    assert [row["run"] for row in call("swarm_list", limit=1)["runs"]] == [run]
     assert "there is no swarm run" in call("swarm_wait", run="no-such")
 
 

@@ -71,7 +71,7 @@ def summary(levels):
 
 @pytest.fixture(scope="session")
 def run():
-    asked = {
+    config = {
         "concurrency": [1, 4, 8, 16],
         "tasks": TASKS,
         "runs": 2,
@@ -102,7 +102,7 @@ def run():
         model="Qwen/Qwen3-30B-A3B-Instruct-AWQ",
         url="http://127.0.0.1:8000/v1",
         fingerprint="9c1d4f7ab2e0",
-        config=asked,
+        config=config,
         host=host,
         engine={"name": "vllm", "version": "0.11.0", "slots": 16, "replicas": 2},
         simulated=False,
@@ -130,7 +130,7 @@ def rows():
     )
 
 
-def _told(level):
+def _completed(level):
     """The level with everything that newer runs know."""
     value = level.effective_tok_s
     return replace(
@@ -151,9 +151,9 @@ def _told(level):
 
 
 @pytest.fixture(scope="session")
-def told(summary):
+def complete(summary):
     """A sweep of which everything is known: turning points, speedups, energy, drift and clocks."""
-    levels = [_told(level) for level in summary.levels]
+    levels = [_completed(level) for level in summary.levels]
     late = Disagreement(Clock.FIRST_TOKEN, 498.0, 210.0, "260 ms of it in the gateway's queue")
     levels[3] = replace(levels[3], clocks=(late,))
     return replace(

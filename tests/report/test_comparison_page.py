@@ -15,24 +15,26 @@ from skep.units import Interval
 
 
 @pytest.fixture
-def other(run):
+def second(run):
     return replace(run, id="02", created_at=1_763_186_400.0)
 
 
-def text_of(run, other, summary, *more, **named):
-    return plain(comparison_page([(run, summary), (other, summary)], *more, **named))
+def text_of(run, second, summary, *comparisons, **options):
+    return plain(comparison_page([(run, summary), (second, summary)], *comparisons, **options))
 
 
-def test_runs_are_called_by_model_and_time_or_by_their_labels(run, other, summary):
+def test_runs_are_called_by_model_and_time_or_by_their_labels(run, second, summary):
     assert "Qwen/Qwen3-30B-A3B-Instruct-AWQ @ 2025-11-15 06:00:00 UTC" in text_of(
-        run, other, summary
+        run, second, summary
     )
-    assert "A NVLink B PCIe" in text_of(run, other, summary, labels=["NVLink", "PCIe"])
+    assert "A NVLink B PCIe" in text_of(run, second, summary, labels=["NVLink", "PCIe"])
 
 
 def test_runs_of_the_same_second_are_told_apart_by_their_id(run, summary):
     """Two names alike in a legend are worse than long ones."""
-    names = [one.name for one in series_of([(run, summary), (replace(run, id="02"), summary)])]
+    names = [
+        series.name for series in series_of([(run, summary), (replace(run, id="02"), summary)])
+    ]
     assert [name.rpartition(" ")[2] for name in names] == ["(01JCR8Z7)", "(02)"]
 
 
@@ -43,44 +45,44 @@ def test_every_run_has_its_own_look(run, summary):
     assert len({(run.dash, run.shape) for run in runs}) == MOST_RUNS
 
 
-def test_runs_that_are_not_plain_measurements_have_banners(run, other, summary):
+def test_runs_that_are_not_plain_measurements_have_banners(run, second, summary):
     """Simulated, broken off or limited by its client: each with its letter, above the pictures."""
-    odd = replace(other, simulated=True, state=RunState.FAILED)
+    odd = replace(second, simulated=True, state=RunState.FAILED)
     text = text_of(run, odd, summary)
     for words in ("Incomplete B:", "Simulated B:", "Client-limited A at C = 16; B at C = 16:"):
         assert text.index(words) < text.index("All runs on the same axes")
 
 
-def test_other_work_is_named_key_by_key(run, other, summary):
+def test_other_work_is_named_key_by_key(run, second, summary):
     """Nested keys too; what may differ between repeats is no difference, and equal fingerprints
     need no banner.
     """
 
-    def asked(one, fingerprint, seed, tokens):
+    def with_config(run, fingerprint, seed, tokens):
         load = {"max_tokens": tokens, "shape": "steady"}
         return replace(
-            one, fingerprint=fingerprint, config={"tasks": 24, "seed": seed, "workload": load}
+            run, fingerprint=fingerprint, config={"tasks": 24, "seed": seed, "workload": load}
         )
 
-    text = text_of(asked(run, "1", 1, 256), asked(other, "2", 2, 512), summary)
+    text = text_of(with_config(run, "1", 1, 256), with_config(second, "2", 2, 512), summary)
     assert "Not alike These settings differ: workload.max_tokens 256 (A), 512 (B)." in text
-    assert "differ" not in text_of(run, other, summary).partition("The same figures")[0]
+    assert "differ" not in text_of(run, second, summary).partition("The same figures")[0]
 
 
-def test_same_work_on_another_engine_is_no_other_workload(run, other, summary):
+def test_same_work_on_another_engine_is_no_other_workload(run, second, summary):
     """That is what comparisons are made for; it is said all the same, and so is a key that one
     does not have.
     """
     text = text_of(
-        run, replace(other, fingerprint="2", engine={**run.engine, "version": "0.12.0"}), summary
+        run, replace(second, fingerprint="2", engine={**run.engine, "version": "0.12.0"}), summary
     )
     assert "Not alike These settings differ: engine.version 0.11.0 (A), 0.12.0 (B)." in text
-    assert differing([run, replace(other, fingerprint="2", config={**run.config, "x": 1})]) == {
+    assert differing([run, replace(second, fingerprint="2", config={**run.config, "x": 1})]) == {
         "x": ["–", "1"]
     }
 
 
-def test_judgements_stand_in_words(run, other, summary):
+def test_judgements_stand_in_words(run, second, summary):
     """With the ratio, its interval, and the reason where there is none."""
     comparisons = [
         Comparison(
@@ -91,16 +93,18 @@ def test_judgements_stand_in_words(run, other, summary):
             16, "TTFT p50", 498.0, None, None, Judgement.UNKNOWN, "the client was the limit in B"
         ),
     ]
-    text = text_of(run, other, summary, comparisons)
+    text = text_of(run, second, summary, comparisons)
     assert "4 effective tok/s 127 152 1.200 1.16..1.24 better" in text
     assert "4 TTFT p95 1,305 ms 1,400 ms 1.070 0.99..1.16 not distinguishable" in text
     assert "16 TTFT p50 498 ms – – – not comparable: the client was the limit in B" in text
-    assert "B against A" not in text_of(run, other, summary)
+    assert "B against A" not in text_of(run, second, summary)
 
 
-def test_run_without_figures_still_stands_beside_the_others(run, other, summary):
+def test_run_without_figures_still_stands_beside_the_others(run, second, summary):
     """It has no curve and no zero, but its place in the legend and the table."""
     empty = SweepSummary("02", (), client_limited=False)
-    text = plain(comparison_page([(run, summary), (replace(other, state=RunState.FAILED), empty)]))
+    text = plain(
+        comparison_page([(run, summary), (replace(second, state=RunState.FAILED), empty)])
+    )
     assert "Incomplete B:" in text
     assert overlay(series_of([(run, empty)]), "effective_tok_s", "tok/s") is None

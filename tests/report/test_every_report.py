@@ -25,19 +25,21 @@ KINDS = ("sweep", "comparison", "quality", "mixed", "swarm", "tuning")
 
 
 @pytest.fixture(scope="module")
-def made(run, told, rows):
+def page_of(run, complete, rows):
     """The page of a kind; `change` is done to every record of it."""
 
     def make(kind, change=lambda record: record, *, simulated=False):
-        one, other = (change(replace(run, id=name, simulated=simulated)) for name in ("01", "02"))
+        first, second = (
+            change(replace(run, id=name, simulated=simulated)) for name in ("01", "02")
+        )
         if kind == "sweep":
-            return sweep_page(one, change(told), change(rows))
+            return sweep_page(first, change(complete), change(rows))
         if kind == "comparison":
-            return comparison_page([(one, change(told)), (other, change(told))])
+            return comparison_page([(first, change(complete)), (second, change(complete))])
         if kind == "quality":
-            return quality_page(one, change(SUMMARY))
+            return quality_page(first, change(SUMMARY))
         if kind == "mixed":
-            return mixed_page(one, change(GPT))
+            return mixed_page(first, change(GPT))
         if kind == "swarm":
             story = change(busy_story(simulated=simulated))
             return swarm_page(story)
@@ -53,9 +55,9 @@ def made(run, told, rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_is_one_closed_small_file_and_the_same_each_time(made, kind):
+def test_a_page_is_one_closed_small_file_and_the_same_each_time(page_of, kind):
     """No clock, counter or chance has a part in it, and nothing is loaded from elsewhere."""
-    page = made(kind)
+    page = page_of(kind)
     outline = Outline(page)
     assert page.startswith("<!doctype html>")
     assert {"svg", "table"} <= set(outline.tags)
@@ -66,21 +68,21 @@ def test_a_page_is_one_closed_small_file_and_the_same_each_time(made, kind):
     assert all(value == "data:," or value.startswith("#") for value in targets)
     assert not re.search(r"url\(|@import|@font-face", page)
     assert len(page.encode()) < 150_000
-    assert made(kind) == page
+    assert page_of(kind) == page
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_colour_has_its_night_colour(made, kind):
+def test_every_colour_has_its_night_colour(page_of, kind):
     """A colour that the night rules do not know would stay dark on dark."""
-    page = made(kind)
+    page = page_of(kind)
     assert colours_of(page)
     assert colours_of(page) <= set(theme.NIGHT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_from_outside_becomes_markup(made, kind):
+def test_nothing_from_outside_becomes_markup(page_of, kind):
     """Names, URLs, errors, reasons and facts are text, whatever they hold."""
-    page = made(kind, spoiled)
+    page = page_of(kind, spoiled)
     outline = Outline(page)
     assert not {"script", "img"} & set(outline.tags)
     assert not [name for name, _ in outline.attributes if name.startswith("on")]
@@ -90,8 +92,8 @@ def test_nothing_from_outside_becomes_markup(made, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_simulated_run_says_so(made, kind):
+def test_a_simulated_run_says_so(page_of, kind):
     """A prediction is never mistaken for a measurement."""
     banner = 'class="banner simulated"'
-    assert banner in made(kind, simulated=True)
-    assert banner not in made(kind)
+    assert banner in page_of(kind, simulated=True)
+    assert banner not in page_of(kind)

@@ -76,16 +76,16 @@ def test_text_from_elsewhere_is_made_safe_and_short():
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "public"),
     [
         ("http://u:p@h:1/v1", "http://h:1/v1"),
         ("http://h/v1", "http://h/v1"),
         ("http://[broken", "http://[broken"),
     ],
 )
-def test_url_is_shown_without_its_password(url, shown):
+def test_url_is_shown_without_its_password(url, public):
     """Even a URL that cannot be parsed is shown rather than lost."""
-    assert public_url(url) == shown
+    assert public_url(url) == public
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def test_every_form_has_the_same_figures_and_says_what_is_unknown():
 
 
 def test_an_optional_column_is_there_where_one_record_has_a_value():
-    assert [one.key for one in present(COLUMNS, [*LEVELS, Level("e", 1.0, 250.0)])][
+    assert [column.key for column in present(COLUMNS, [*LEVELS, Level("e", 1.0, 250.0)])][
         -1
     ] == "first_ms"
 

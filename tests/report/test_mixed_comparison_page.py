@@ -17,10 +17,10 @@ from skep.store.database import open_store
 def page_of(tmp_path):
     """Stores the runs, each a model, a name and more of it, and returns their page."""
 
-    def make(*runs, **more):
+    def make(*runs, **options):
         with open_store(tmp_path / "store.sqlite3") as store:
             ids = [
-                store_mixed(store, model, name, at=1e9 + n, **more)
+                store_mixed(store, model, name, at=1e9 + n, **options)
                 for n, (model, name) in enumerate(runs)
             ]
             return drawn(store, [store.run(run_id) for run_id in ids])
@@ -33,8 +33,8 @@ MODELS = ((GPT_OSS, "gpt-oss-20b"), (QWEN, "qwen3-coder-30b"))
 
 def pictures(page):
     """The words of each picture by its title."""
-    found = re.findall(r'(<svg [^>]*aria-label="([^"]+)".*?</svg>)', page, re.DOTALL)
-    return {label: {*words_of(svg)} for svg, label in found}
+    drawn = re.findall(r'(<svg [^>]*aria-label="([^"]+)".*?</svg>)', page, re.DOTALL)
+    return {label: {*words_of(svg)} for svg, label in drawn}
 
 
 def test_two_models_have_the_tables_of_the_write_up_below_their_verdict(page_of):
@@ -43,7 +43,7 @@ def test_two_models_have_the_tables_of_the_write_up_below_their_verdict(page_of)
     assert text.index("Better for this work: B, as its conversation") < text.index(
         "Time to first token"
     )
-    for told in (
+    for sentence in (
         "A gpt-oss-20b",
         "B qwen3-coder-30b",
         "5 290 ms (+353 %) 191 ms (+41 %) 0.66",
@@ -52,31 +52,31 @@ def test_two_models_have_the_tables_of_the_write_up_below_their_verdict(page_of)
         "GPU memory in use 14.0 GiB of 24.0 GiB 20.0 GiB of 24.0 GiB",
         "memory left free 0.42 (14.0 GiB of 24.0 GiB in use)",
     ):
-        assert told in text
+        assert sentence in text
     assert not {"script", "img"} & set(Outline(page).tags)
     assert len(page.encode()) < 150_000
 
 
 def test_two_models_have_the_pictures_of_the_write_up(page_of):
     """TTFT and total time over C, side tasks with time and verdict, six axes with memory."""
-    found = pictures(page_of(*MODELS))
+    drawn = pictures(page_of(*MODELS))
     curves = (
         "Time to first token",
         "Time of the conversation",
         "Speed of the conversation",
         "Passed tasks a minute",
     )
-    assert all({"A", "B", "1", "2", "3", "5"} <= found[title] for title in curves)
+    assert all({"A", "B", "1", "2", "3", "5"} <= drawn[title] for title in curves)
     tasks = {"S3 bug  A", "6.8 s, 0/3 passed", "S4 async  B", "900 ms, 3/3 passed"}
-    assert tasks <= found["Side tasks at full load"]
-    assert {"TTFT stability  A", "0.22", "memory left free  A", "0.42", "0.17"} <= found["Axes"]
+    assert tasks <= drawn["Side tasks at full load"]
+    assert {"TTFT stability  A", "0.22", "memory left free  A", "0.42", "0.17"} <= drawn["Axes"]
 
 
 def test_a_run_alone_has_the_same_pictures_with_its_figures(page_of):
-    found = pictures(page_of(MODELS[1]))
-    assert {"2.2", "4.4", "3.7", "6.3"} <= found["Time of the conversation"]
-    assert {"S1 docstring", "3.4 s, 3/3 passed"} <= found["Side tasks at full load"]
-    assert {"memory left free", "0.17"} <= found["Axes"]
+    drawn = pictures(page_of(MODELS[1]))
+    assert {"2.2", "4.4", "3.7", "6.3"} <= drawn["Time of the conversation"]
+    assert {"S1 docstring", "3.4 s, 3/3 passed"} <= drawn["Side tasks at full load"]
+    assert {"memory left free", "0.17"} <= drawn["Axes"]
 
 
 def test_three_runs_and_runs_without_a_shared_level_are_drawn_without_a_verdict(page_of):

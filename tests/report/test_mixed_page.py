@@ -79,13 +79,13 @@ GPT = _summary(GPT_OSS, (0.22, 0.39, 0.28, 1.0, 1.0))
 
 
 @pytest.fixture(scope="module")
-def one(run):
+def mixed_run(run):
     return replace(run, id=GPT.run_id, kind="mixed", model=GPT.model)
 
 
 @pytest.fixture(scope="module")
-def single(one):
-    return plain(mixed_page(one, GPT))
+def single(mixed_run):
+    return plain(mixed_page(mixed_run, GPT))
 
 
 def _failed(summary):
@@ -97,7 +97,7 @@ def _failed(summary):
             replace(turn, ttft_ms=None, seconds=None, tok_s=None, passed=0, runs=0)
             for turn in level.turns
         ]
-        side = [replace(one, seconds=None, passed=0) for one in level.side]
+        side = [replace(task, seconds=None, passed=0) for task in level.side]
         levels.append(replace(level, turns=tuple(turns), side=tuple(side), **bare))
     axes = tuple(replace(axis, value=None, shown="") for axis in summary.axes)
     return replace(
@@ -123,7 +123,7 @@ def test_the_advice_leads_the_page_with_its_figures(single):
     assert single.index("2 side tasks within") < single.index("TTFT of turn 1")
 
 
-def test_answers_that_did_not_pass_are_listed_with_their_reason(one):
+def test_answers_that_did_not_pass_are_listed_with_their_reason(mixed_run):
     verdicts = [
         Verdict(5, 1, 3000, "S3", VerdictOutcome.BROKEN, "SyntaxError in line 3"),
         Verdict(5, 0, 1000, "S1", VerdictOutcome.PASSED),
@@ -132,18 +132,18 @@ def test_answers_that_did_not_pass_are_listed_with_their_reason(one):
     (table,) = [table for table in tables_of(GPT, verdicts) if "did not pass" in table.title]
     cells = [[column.cell(record) for column in table.columns] for record in table.records]
     assert cells == [["5", "S3", "2", "broken", "SyntaxError in line 3"]]
-    assert "5 S3 2 broken SyntaxError in line 3" in plain(mixed_page(one, GPT, verdicts))
+    assert "5 S3 2 broken SyntaxError in line 3" in plain(mixed_page(mixed_run, GPT, verdicts))
 
 
-def test_picture_has_every_axis_with_its_value(one):
-    page = plain(mixed_page(one, GPT))
+def test_picture_has_every_axis_with_its_value(mixed_run):
+    page = plain(mixed_page(mixed_run, GPT))
     assert all(word in page for word in (*AXES, "0.22 shown 0.22"))
 
 
-def test_a_run_in_which_all_failed_or_nothing_was_measured_is_drawn(one):
-    run = replace(one, state=RunState.FAILED, error="boom")
+def test_a_run_in_which_all_failed_or_nothing_was_measured_is_drawn(mixed_run):
+    run = replace(mixed_run, state=RunState.FAILED, error="boom")
     failed = _failed(GPT)
     text = plain(mixed_page(run, failed))
     for words in ("no level is recommended. none passed", "Incomplete", "boom", "not asked"):
         assert words in text
-    assert "no level is recommended" in plain(mixed_page(one, replace(failed, levels=())))
+    assert "no level is recommended" in plain(mixed_page(mixed_run, replace(failed, levels=())))

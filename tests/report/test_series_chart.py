@@ -55,9 +55,9 @@ def _band(points):
     return [(point.at, point.value, point.value - 1, point.value + 1) for point in points]
 
 
-def _picture(points, **more):
+def _picture(points, **options):
     return Picture(
-        "box", "the words", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points))], **more
+        "box", "the words", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points))], **options
     )
 
 
@@ -73,8 +73,8 @@ def _note(at, text):
     return MonitorEvent(at, EventKind.NOTE, text)
 
 
-def _rows(picture, name, **more):
-    return series_spec(picture, **more)["datasets"].get(name, [])
+def _rows(picture, name, **options):
+    return series_spec(picture, **options)["datasets"].get(name, [])
 
 
 def _svg(picture):
@@ -96,8 +96,10 @@ def _svg(picture):
 def test_days_begin_at_midnight_on_both_sides_of_a_clock_change(days, labels):
     """The 25th of October 2026 has 25 hours in Berlin. The year is told where it begins."""
     picture = Picture("box", "", "tok/s", SINCE, SINCE + days * DAY_S, [Track("box", _points())])
-    found = [word for word in words_of(_svg(picture)) if re.match("[0-9]+ [A-Z]|[A-Z]|.*:", word)]
-    assert found[: len(labels)] == labels
+    labels_drawn = [
+        word for word in words_of(_svg(picture)) if re.match("[0-9]+ [A-Z]|[A-Z]|.*:", word)
+    ]
+    assert labels_drawn[: len(labels)] == labels
 
 
 def test_moments_are_told_on_the_clock_of_the_zone():
@@ -250,5 +252,5 @@ def test_a_trend_names_what_it_shows():
     )
     svg = ET.fromstring(trend_svg(picture))
     assert svg.get("aria-label") == "it rose"
-    (title,) = [one.text for one in svg.iter("title")]
+    (title,) = [element.text for element in svg.iter("title")]
     assert title.startswith("+3.0 %")

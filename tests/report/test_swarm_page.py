@@ -20,8 +20,8 @@ def story_of(run, attempts, results):
     return made_story(run, attempts, results, now=BEGAN + 5)
 
 
-def one_attempt(**told):
-    return story_of(run_of(1, 1), [attempt(**told)], [result()])
+def one_attempt(**fields):
+    return story_of(run_of(1, 1), [attempt(**fields)], [result()])
 
 
 def test_a_path_of_the_machine_is_not_passed_on():
@@ -45,7 +45,7 @@ def test_a_run_that_nobody_has_begun_has_a_page_without_a_picture():
 def test_the_picture_is_a_document_with_a_bar_for_every_attempt(tasks):
     story = busy_story(tasks, 64)
     root = ET.fromstring(gantt_element(story))
-    titles = [one.text or "" for one in root.iter("title")]
+    titles = [element.text or "" for element in root.iter("title")]
     assert {title.partition(":")[0] for title in titles if "task-" in title} == {
         attempt.task for attempt in story.attempts
     }
@@ -60,7 +60,7 @@ def test_each_ending_has_a_shape_of_its_own_and_not_only_a_colour():
     drawn = [
         gantt_element(one_attempt(outcome=outcome)).partition(">")[2] for outcome in AttemptOutcome
     ]
-    shapes = {re.sub(r"<(text|title)[^>]*>[^<]*</\1>|#[0-9a-f]{6}", "", one) for one in drawn}
+    shapes = {re.sub(r"<(text|title)[^>]*>[^<]*</\1>|#[0-9a-f]{6}", "", svg) for svg in drawn}
     assert len(shapes) == len(AttemptOutcome)
 
 

@@ -42,20 +42,20 @@ def test_drift_is_told_with_its_interval(summary, drift, words):
         ([0.03, 0.03, 0.03, 0.5], "(50 % at C = 16): not all prompts"),
     ],
 )
-def test_cache_is_told_in_words(told, shares, words):
+def test_cache_is_told_in_words(complete, shares, words):
     """Whether a TTFT is of cold prompts decides what it is worth; one warm level must not hide
     behind the mean.
     """
     levels = [
-        replace(one, cached_prompt_share=share)
-        for one, share in zip(told.levels, shares, strict=True)
+        replace(level, cached_prompt_share=share)
+        for level, share in zip(complete.levels, shares, strict=True)
     ]
     assert words in sweep_text.cache_sentence(levels)
 
 
-def test_clocks_that_differ_are_listed_with_their_cause(run, told, rows):
+def test_clocks_that_differ_are_listed_with_their_cause(run, complete, rows):
     """And the levels at which they agree are named."""
-    section = sweep_page(run, told, rows).partition("Client and engine clocks")[2]
+    section = sweep_page(run, complete, rows).partition("Client and engine clocks")[2]
     for words in (
         "time to first token",
         "498 ms",
@@ -131,11 +131,11 @@ def test_nothing_known_makes_no_list(levels, summary):
     assert check_sentences(replace(summary, levels=bare)) == []
 
 
-def test_a_run_that_is_left_out_is_told_on_every_page(run, told):
+def test_a_run_that_is_left_out_is_told_on_every_page(run, complete):
     """A reader of the table alone saw one run where two had been made, and the slower one was
     gone.
     """
-    first, level, *rest = told.levels
+    first, level, *rest = complete.levels
     slow = replace(
         level.repeats[1],
         effective_tok_s=98.4,
@@ -146,10 +146,10 @@ def test_a_run_that_is_left_out_is_told_on_every_page(run, told):
     levels = (first, replace(level, repeats=(level.repeats[0], slow)), *rest)
     line = "left out: C=4 run 2, 98.4 tok/s: the client was the limit (event loop lag)"
     assert sweep_text.left_out_sentences(levels) == [line]
-    page = sweep_page(run, replace(told, levels=levels), [])
+    page = sweep_page(run, replace(complete, levels=levels), [])
     assert line in page
     assert "1 of 2" in page
-    both = comparison_page([(run, replace(told, levels=levels)), (run, told)])
+    both = comparison_page([(run, replace(complete, levels=levels)), (run, complete)])
     assert "A C=4 run 2, 98.4 tok/s: the client was the limit" in both
     places = tuple(
         replace(level, concurrency=place) for place, level in enumerate(levels, start=1)

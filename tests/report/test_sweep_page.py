@@ -54,10 +54,10 @@ def test_unfinished_run_carries_a_banner(run, summary, state):
     assert "disk is full" in text
 
 
-def test_new_sections_appear_only_with_their_figures(run, summary, told):
+def test_new_sections_appear_only_with_their_figures(run, summary, complete):
     """What an old run does not know is left out, never zero."""
     unknown = replace(summary, speedups=None)
-    old, new = (Outline(sweep_page(run, one, ())).text for one in (unknown, told))
+    old, new = (Outline(sweep_page(run, sweep, ())).text for sweep in (unknown, complete))
     for words in ("J/token", "power cap", "By tokens (ratio", "of the beginning"):
         assert words in new
         assert words not in old

@@ -51,19 +51,19 @@ def test_crowded_levels_keep_the_labels_apart(levels, crowd, labelled, scale):
     that ends at 128.
     """
     spec = charts.effective_chart([replace(levels[0], concurrency=c) for c in crowd])
-    found = sorted({row["c"] for row in rows_at(spec, -1) if row["weight"] == 600})
-    assert found == (labelled or list(crowd))
+    named = sorted({row["c"] for row in rows_at(spec, -1) if row["weight"] == 600})
+    assert named == (labelled or list(crowd))
     assert spec["encoding"]["x"]["scale"].get("type") == scale
 
 
-def test_interval_is_drawn_where_there_is_one_else_the_spread_over_repeats(told, levels):
+def test_interval_is_drawn_where_there_is_one_else_the_spread_over_repeats(complete, levels):
     """The caption says which levels have the spread of their repeats instead."""
     spec = charts.effective_chart(levels)
     assert set(values_of(spec, "low")) == {level.effective_low for level in levels}
     assert set(values_of(spec, "high")) == {level.effective_high for level in levels}
-    mixed = (levels[0], *told.levels[1:])
+    mixed = (levels[0], *complete.levels[1:])
     low = values_of(charts.effective_chart(mixed), "low")
-    assert {told.levels[1].effective_interval.low, levels[0].effective_low} <= set(low)
+    assert {complete.levels[1].effective_interval.low, levels[0].effective_low} <= set(low)
     assert charts.band_caption(mixed).endswith("hollow: client-limited")
     assert "hollow" not in charts.band_caption(levels[:3])
 
@@ -76,20 +76,22 @@ def test_interval_of_any_width_leaves_the_curve_readable(levels):
     assert min(values_of(spec, "low")) == 0
 
 
-def test_plateau_is_left_out_where_it_was_never_reached(told, levels):
+def test_plateau_is_left_out_where_it_was_never_reached(complete, levels):
     """A level may end before it is full."""
-    assert told.levels[3].plateau_tok_s in values_of(charts.effective_chart(told.levels), "value")
+    assert complete.levels[3].plateau_tok_s in values_of(
+        charts.effective_chart(complete.levels), "value"
+    )
     assert (
         len(charts.effective_chart(levels)["layer"])
-        == len(charts.effective_chart(told.levels)["layer"]) - 1
+        == len(charts.effective_chart(complete.levels)["layer"]) - 1
     )
 
 
-def test_knee_and_cliff_are_marked_where_they_are_known(told):
-    both = values_of(charts.effective_chart(told.levels, told.turning), "label")
+def test_knee_and_cliff_are_marked_where_they_are_known(complete):
+    both = values_of(charts.effective_chart(complete.levels, complete.turning), "label")
     assert {"knee: C = 8", "cliff: C = 8"} <= set(both)
     unsure = Turning(8, (4, 16), None, None, None, sure=False, unclear=(8, 16))
-    values = values_of(charts.effective_chart(told.levels, unsure), "label")
+    values = values_of(charts.effective_chart(complete.levels, unsure), "label")
     assert "knee: C = 8" in values
     assert not any("cliff" in word for word in values)
 

@@ -70,7 +70,7 @@ def test_failures_are_counted_by_kind_with_their_first_message(rows):
     assert failure_table(rows[3:]) == ""
 
 
-def test_columns_without_a_value_are_left_out(levels, told):
+def test_columns_without_a_value_are_left_out(levels, complete):
     """Energy, intervals and the rest are absent where nobody measured them."""
     assert (
         level_table("requests", [replace(level, cached_prompt_share=None) for level in levels])
@@ -79,14 +79,14 @@ def test_columns_without_a_value_are_left_out(levels, told):
     assert level_table("energy", levels) is None
     names = _cells(level_table("levels", levels))[1]
     assert "plateau" not in names
-    assert {"plateau", "95 %"} <= set(_cells(level_table("levels", told.levels))[1])
+    assert {"plateau", "95 %"} <= set(_cells(level_table("levels", complete.levels))[1])
 
 
-def test_energy_and_requests_have_tables_of_their_own(told):
+def test_energy_and_requests_have_tables_of_their_own(complete):
     """Joules per token and why the clocks were held back; counts, not rounded shares."""
-    energy = _cells(level_table("energy", told.levels))[2]
+    energy = _cells(level_table("energy", complete.levels))[2]
     assert energy == ["1", "1.52", "9,000", "312", "349", "power cap", "NVML energy counter"]
-    assert _cells(level_table("requests", told.levels))[4][-2:] == [
+    assert _cells(level_table("requests", complete.levels))[4][-2:] == [
         "stop 45, length 3",
         "timeout 3",
     ]

@@ -22,14 +22,14 @@ def test_the_page_says_what_was_tuned_and_how():
     assert "From 25.1 to 190 tok/s at C = 4 in 4 steps: 7.57× (95 %: 7.34–7.80)." in page.replace(
         "\xa0", " "
     )
-    for said in (
+    for sentence in (
         "No model ran",
         "1,024 tokens in, 1,024 out, 4 agents at once",
         "How this was measured",
         "torch.OutOfMemoryError: CUDA out of memory",
         "memory_share 0.92 → 0.83 leaves room",
     ):
-        assert said in page
+        assert sentence in page
 
 
 def test_the_gain_is_the_product_of_what_stood_side_by_side_with_its_interval():
@@ -37,9 +37,9 @@ def test_the_gain_is_the_product_of_what_stood_side_by_side_with_its_interval():
     stages = sample_stages()
     gain = total_gain(stages)
     assert gain.estimate == pytest.approx(
-        math.prod(one.ratio.estimate for one in accepted(stages))
+        math.prod(stage.ratio.estimate for stage in accepted(stages))
     )
-    widest = max(math.log(one.ratio.high / one.ratio.estimate) for one in accepted(stages))
+    widest = max(math.log(stage.ratio.high / stage.ratio.estimate) for stage in accepted(stages))
     assert widest < math.log(gain.high / gain.estimate) < 4 * widest
     drifted = [replace(stage, figure=Interval(1, 2, 3)) for stage in stages]
     assert total_gain(drifted) == gain
@@ -108,20 +108,20 @@ def test_a_baseline_that_does_not_start_is_told_with_its_log_line():
     failure = ConfigFailure(
         "no-start", "the weights are not there", "FileNotFoundError: weights", "skep pull"
     )
-    told = {
+    changes = {
         "decision": StageDecision.FAILED,
         "figure": None,
         "failure": failure,
         "why": "it did not start",
     }
-    stage = replace(sample_stages()[0], **told)
+    stage = replace(sample_stages()[0], **changes)
     assert headline(sample_tuning(), [stage]) == "Nothing could be measured: it did not start"
     assert "FileNotFoundError: weights" in tuning_page(sample_tuning(), [stage])
 
 
 def test_the_headline_claims_no_product_of_one_step_and_no_gain_where_nothing_was_better():
-    said = headline(sample_tuning(), sample_stages()[:4]).replace("\xa0", " ")
-    assert said == "From 25.1 to 43.2 tok/s at C = 4 in one step: 1.72× (95 %: 1.69–1.75)"
+    words = headline(sample_tuning(), sample_stages()[:4]).replace("\xa0", " ")
+    assert words == "From 25.1 to 43.2 tok/s at C = 4 in one step: 1.72× (95 %: 1.69–1.75)"
     stages = [
         sample_stage
         for sample_stage in sample_stages()
@@ -143,7 +143,8 @@ def test_intervals_without_an_end_are_drawn_without_one():
         for sample_stage in sample_stages()
     ]
     stages = [
-        replace(one, figure=figure) for one, figure in zip(sample_stages(), endless, strict=True)
+        replace(stage, figure=figure)
+        for stage, figure in zip(sample_stages(), endless, strict=True)
     ]
     assert not re.search(
         "inf|nan", json.dumps(ladder_chart(sample_tuning(), stages)), re.IGNORECASE

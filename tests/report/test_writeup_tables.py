@@ -46,13 +46,13 @@ def test_effective_columns_have_every_level_of_any(summary, slow):
     ]
 
 
-def test_level_rows_have_every_figure(told, summary):
+def test_level_rows_have_every_figure(complete, summary):
     """Names carry their units; what is unknown is empty, never zero."""
-    header, *rows = _read(tables.level_rows(told))
+    header, *rows = _read(tables.level_rows(complete))
     first, *_ = (dict(zip(header, row, strict=True)) for row in rows)
     assert len(rows) == 4
     assert (first["concurrency"], first["client_limited"]) == ("1", "false")
-    assert float(first["ttft_p99_ms"]) == told.levels[0].ttft_ms.p99
+    assert float(first["ttft_p99_ms"]) == complete.levels[0].ttft_ms.p99
     assert float(first["joules_per_token"]) == 1.52
     assert first["finish_reasons"] == "stop=45;length=3"
     bare = dict(zip(header, _read(tables.level_rows(summary))[1], strict=True))

@@ -28,23 +28,23 @@ def paths(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ask(request, paths):
-    with _running(request, paths) as asked:
-        yield asked
+    with _running(request, paths) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def public(request, paths):
-    with _running(request, paths, public=True) as asked:
-        yield asked
+    with _running(request, paths, public=True) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def client_key(request, paths):
     """The same as a key without the mark `admin` sees it: the function asks with that key."""
     add_entry(keys_path(paths), checked(KeySpec("client", digest_of("sk-client"))))
-    with _running(request, paths, guarded=True) as asked:
-        ask = partial(asked, headers={"authorization": "Bearer sk-client"})
-        ask.port = asked.port
+    with _running(request, paths, guarded=True) as client:
+        ask = partial(client, headers={"authorization": "Bearer sk-client"})
+        ask.port = client.port
         yield ask
 
 
@@ -53,5 +53,5 @@ def bare(tmp_path_factory):
     """On loopback, with no hive and nothing stored."""
     paths = installation(tmp_path_factory.mktemp("bare"))
     paths.store.unlink()
-    with running(Site(paths, hosts=frozenset(("127.0.0.1", "localhost", "::1")))) as asked:
-        yield asked
+    with running(Site(paths, hosts=frozenset(("127.0.0.1", "localhost", "::1")))) as client:
+        yield client

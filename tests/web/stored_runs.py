@@ -63,7 +63,7 @@ def put_run(
     failed=0,
     end="done",
     why="10.9.8.7 went away",
-    **told,
+    **changed,
 ):
     """One more, `place` days after the first. `end`: None for one whose writer is still there."""
     facts = {
@@ -77,14 +77,14 @@ def put_run(
         "simulated": False,
         "skep_version": "0.1.0",
     }
-    run = store.begin_run(created_at=1_790_000_000.0 + place * DAY, **{**facts, **told})
+    run = store.begin_run(created_at=1_790_000_000.0 + place * DAY, **{**facts, **changed})
     store.append_requests(run, requests(levels, tokens, failed=failed))
     if end is not None:
         store.end_run(run, 1_790_000_100.0 + place * DAY, end, None if end == "done" else why)
     return run
 
 
-def gateway_request(arrived_at, **told):
+def gateway_request(arrived_at, **changed):
     """A streamed request that the gateway answered."""
     facts = {
         "id": "x", "path": "/v1/chat/completions", "model": "m", "priority": "normal",
@@ -93,7 +93,7 @@ def gateway_request(arrived_at, **told):
         "prompt_tokens": 1, "cached_tokens": None, "output_tokens": 1, "request_bytes": 1,
         "response_bytes": 1,
     }  # fmt: skip
-    return GatewayRequest(arrived_at=arrived_at, **{**facts, **told})
+    return GatewayRequest(arrived_at=arrived_at, **{**facts, **changed})
 
 
 def put_tuning(store, stages, *, end="done", reason=None, **changed):
@@ -103,13 +103,13 @@ def put_tuning(store, stages, *, end="done", reason=None, **changed):
     """
     tunings = TuningStore(store)
     tuning = sample_tuning(**changed)
-    made = tunings.begin(tuning)
+    tuning_id = tunings.begin(tuning)
     began = tuning.created_at
-    session = tunings.begin_session(made, began)
-    tunings.append(made, stages, began + 60)
+    session = tunings.begin_session(tuning_id, began)
+    tunings.append(tuning_id, stages, began + 60)
     if end is not None:
-        tunings.end_session(made, session, at=began + 90, outcome=end, reason=reason)
-    return made
+        tunings.end_session(tuning_id, session, at=began + 90, outcome=end, reason=reason)
+    return tuning_id
 
 
 def installation(place, *fills):

@@ -24,9 +24,13 @@ def chat(tmp_path, monkeypatch):
 
 
 def say(ask, **question):
-    asked = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], **question}
+    body_sent = {
+        "model": "fake-model",
+        "messages": [{"role": "user", "content": "hi"}],
+        **question,
+    }
     connection = http.client.HTTPConnection("127.0.0.1", ask.port, timeout=10)
-    connection.request("POST", "/api/chat", json.dumps(asked), {"origin": ask.origin})
+    connection.request("POST", "/api/chat", json.dumps(body_sent), {"origin": ask.origin})
     answer = connection.getresponse()
     body = answer.read().decode()
     connection.close()
@@ -63,7 +67,7 @@ def test_without_a_gateway_the_page_says_how_to_start_one(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "shown"),
+    ("status", "body", "expected"),
     [
         (500, b'{"error": ' + b"[" * 60_000, 500),  # deeper than a parser goes
         (500, b'{"error": {"message": 1' + b"0" * 5000 + b"}}", 500),
@@ -72,7 +76,7 @@ def test_without_a_gateway_the_page_says_how_to_start_one(tmp_path, monkeypatch)
     ],
     ids=["nested", "a long number", "no content", "moved"],
 )
-def test_an_answer_that_is_none_is_one_line_of_json(tmp_path, monkeypatch, status, body, shown):
+def test_an_answer_that_is_none_is_one_line_of_json(tmp_path, monkeypatch, status, body, expected):
     """It was an error inside, or a connection that was closed without a word."""
     with (
         recorded(answer=lambda *_: (status, body)) as server,
@@ -80,7 +84,7 @@ def test_an_answer_that_is_none_is_one_line_of_json(tmp_path, monkeypatch, statu
     ):
         monkeypatch.setenv("SKEP_URL", server.url)
         answer, text = say(ask)
-    assert answer.status == shown
+    assert answer.status == expected
     assert json.loads(text)["error"]["message"] == f"HTTP {status}"
 
 

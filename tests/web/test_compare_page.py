@@ -83,8 +83,8 @@ def test_two_models_under_mixed_work_stand_side_by_side(ask):
     assert "Side tasks at full load" in html
     assert not re.search(r"<svg[^>]*style=| style=", html)
     judged = {
-        (one["metric"], one["concurrency"]): one["judgement"]
-        for one in ask.json(f"/api/compare.json?runs={names}")["comparisons"]
+        (comparison["metric"], comparison["concurrency"]): comparison["judgement"]
+        for comparison in ask.json(f"/api/compare.json?runs={names}")["comparisons"]
     }
     assert judged["conversation time", 5] == "better"
     response, html = ask(f"/compare?runs={MIXED[0]},{RUNS[0]}")

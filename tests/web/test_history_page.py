@@ -25,15 +25,19 @@ def _words(html):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_every_target_is_shown_small_one_that_was_never_probed_says_so_and_two_stand_beneath_each_other(
-    ask,
-):
+def test_every_target_is_shown_small(ask):
     """Each links to its own page, with the same window."""
     _, html = ask("/history?window=30d")
     assert html.count('class="trend"') == 2
     assert 'href="/history?target=box&amp;window=30d"' in html
-    assert "no values yet" in html
+
+
+def test_a_target_that_was_never_probed_says_so(ask):
+    assert "no values yet" in ask("/history?window=30d")[1]
     assert "new has not been probed yet." in ask("/history?target=new")[1]
+
+
+def test_two_targets_stand_beneath_each_other(ask):
     _, html = ask("/history?target=box&target=cloud")
     assert 'id="t0"' in html
     assert 'id="t1"' in html
@@ -42,9 +46,7 @@ def test_every_target_is_shown_small_one_that_was_never_probed_says_so_and_two_s
     assert len(ids) == len(set(ids))
 
 
-def test_a_target_has_its_picture_its_words_its_figures_and_its_notes_compared_before_and_after(
-    ask,
-):
+def test_a_target_has_its_picture_its_words_and_its_figures(ask):
     response, html = ask("/history?target=box&window=30d")
     assert response.status == 200
     words = _words(html)
@@ -52,12 +54,15 @@ def test_a_target_has_its_picture_its_words_its_figures_and_its_notes_compared_b
     assert html.count('<svg class="wide"') == 1
     assert "of 123 probes, 6 missed and 2 failed" in words
     assert "GPU throttled by: power cap" in words
+
+
+def test_a_note_is_compared_with_what_was_before_it(ask):
     _, html = ask("/history?target=box&window=7d")
     assert "it was noted: fans &lt;cleaned&gt;" in html
     assert "<cleaned>" not in html
 
 
-def test_json_has_what_is_on_screen_and_of_a_year_the_summaries(ask):
+def test_json_has_what_is_on_screen(ask):
     (view,) = ask.json("/api/history.json?target=box&window=30d")["views"]
     assert view["series"] == "box/hot/short/c1/tok_s"
     assert len(view["history"]["points"]) == 115
@@ -66,7 +71,9 @@ def test_json_has_what_is_on_screen_and_of_a_year_the_summaries(ask):
     assert len(view["failed"]) == 2
     assert len(view["missed"]) == 1
     assert view["throttled"] == ["power cap"]
-    # No sample is in it: the days are.
+
+
+def test_json_of_a_year_has_the_days_and_no_sample(ask):
     (view,) = ask.json("/api/history.json?target=box&window=1y")["views"]
     assert view["history"]["points"] == []
     assert 10 <= len(view["history"]["spans"]) <= 11
@@ -81,10 +88,13 @@ def test_a_public_page_has_no_form_and_no_address(public):
     assert 'action="/notes"' not in public("/history")[1]
 
 
-def test_an_address_asks_for_what_it_was_made_from_and_a_series_of_another_target_falls_back(ask):
+def test_an_address_asks_for_what_it_was_made_from():
     """From query to value and back."""
     query = "target=a&target=b&series=hot%2Fshort%2Fc1%2Ftok_s&window=30d"
     assert read_query(QueryParams(query), NOW).query() == query
+
+
+def test_a_series_that_a_target_does_not_have_falls_back_to_its_first(ask):
     response, html = ask("/history?target=box&series=hot/long/c8/tok_s")
     assert response.status == 200
     assert '<option value="hot/short/c1/tok_s" selected="">' in html
@@ -105,10 +115,10 @@ def test_what_goes_wrong_half_way_is_told_on_the_page(paths):
             [part async for part in streamed(site, frame, parts).body_iterator]
         ).decode()
 
-    told = asyncio.run(whole(Site(paths)))
-    assert "first" in told
-    assert "/home/somebody" in told
-    assert told.rstrip().endswith("</html>")
+    page = asyncio.run(whole(Site(paths)))
+    assert "first" in page
+    assert "/home/somebody" in page
+    assert page.rstrip().endswith("</html>")
     assert "/home/somebody" not in asyncio.run(whole(Site(paths, public=True)))
 
 
@@ -120,29 +130,36 @@ COLD = SeriesKey("box", Heat.COLD, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 
 @pytest.fixture
 def series(paths):
-    with Site(paths).series() as found:
-        yield found
+    with Site(paths).series() as stored:
+        yield stored
 
 
-def test_the_median_begins_anew_at_a_step_for_hot_and_cold_runs_and_one_before_the_window_has_no_say(
-    series,
-):
+def test_the_median_begins_anew_at_a_step(series):
     history = history_of(series, BOX, NOW - 9 * DAY_S, NOW)
     (step,) = history.steps
     before = [row[1] for row in history.band if row[0] < step]
     after = [row[1] for row in history.band if row[0] >= step]
     assert min(before) > 98
     assert max(after) < 94
+
+
+def test_a_step_before_the_window_has_no_say(series):
     history = history_of(series, BOX, NOW - 3 * DAY_S, NOW)
     assert history.steps == ()
     assert max(row[1] for row in history.band) < 94
+
+
+def test_cold_runs_have_the_step_as_well(series):
     assert len(history_of(series, COLD, NOW - 9 * DAY_S, NOW).steps) == 1
 
 
-def test_without_a_step_nothing_is_changed_and_a_time_axis_begins_where_the_data_begins():
+def test_without_a_step_the_median_is_not_changed():
     values = [(float(hour), 1.0) for hour in range(20)]
     assert len(stepped(values, (), 5.0)) == 20
     assert [row[0] for row in stepped(values, (10.0,), 5.0)] == [*range(10), *range(14, 20)]
+
+
+def test_a_time_axis_begins_where_the_data_begins():
     week = 7 * 86400.0
     hour = 3600.0
     assert axis_begin(0.0, week, week - hour) == pytest.approx(week - 1.02 * hour)

@@ -28,8 +28,8 @@ def test_the_public_page_says_which_target_is_faster_too(public):
     "path", ["/", "/history", "/history?target=box", "/compare?target=box&target=cloud"]
 )
 def test_the_foot_of_a_page_says_how_its_targets_are_probed(ask, public, path):
-    for asked in (ask, public):
-        html = asked(path)[1]
+    for site in (ask, public):
+        html = site(path)[1]
         assert "How these are probed" in html
         assert "a probe every 1 h, up to 6 min later; prompts of about 256 tokens" in html
         assert "the hot runs follow" in html
@@ -46,6 +46,6 @@ def test_what_a_pause_costs_is_told_on_the_landing_view_and_in_a_targets_history
         "cloud after a pause (probed every 1 h): first token after 900 ms instead of 121 ms"
         in sentence
     )
-    for asked in (ask, public):
-        assert sentence in asked("/")[1]
-        assert sentence in asked("/history?target=cloud")[1]
+    for site in (ask, public):
+        assert sentence in site("/")[1]
+        assert sentence in site("/history?target=cloud")[1]

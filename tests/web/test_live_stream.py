@@ -108,23 +108,25 @@ async def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
     down = NotRunning()
     hung = EngineError("it does not answer")
     async with going(env, Readings(down, status(), hung, status(), down)) as (_, (guest,)):
-        seen = [await guest.events.get() for _ in range(5)]
-    assert [event["state"] for event in seen] == ["down", "up", "silent", "up", "down"]
-    assert "skep up -d" in seen[0]["hint"]
-    assert seen[2]["hive"]["pid"] == 1  # shown as it was
-    assert seen[4]["hive"] is None
+        events = [await guest.events.get() for _ in range(5)]
+    assert [event["state"] for event in events] == ["down", "up", "silent", "up", "down"]
+    assert "skep up -d" in events[0]["hint"]
+    assert events[2]["hive"]["pid"] == 1  # shown as it was
+    assert events[4]["hive"] is None
 
 
 async def test_another_hive_begins_its_rates_anew(env):
-    told = ((1, 1e6), (1, 2e6), (2, 5.0), (2, 5.0))
-    async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (
+    readings = ((1, 1e6), (1, 2e6), (2, 5.0), (2, 5.0))
+    async with going(
+        env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in readings))
+    ) as (
         _,
         (guest,),
     ):
-        seen = [await guest.events.get() for _ in range(4)]
-    assert seen[1]["hive"]["tok_s"] > 0
-    assert len(seen[2]["hive"]["history"]["tok_s"]) == 1
-    assert seen[3]["hive"]["tok_s"] is None  # slots are busy and nothing has passed
+        events = [await guest.events.get() for _ in range(4)]
+    assert events[1]["hive"]["tok_s"] > 0
+    assert len(events[2]["hive"]["history"]["tok_s"]) == 1
+    assert events[3]["hive"]["tok_s"] is None  # slots are busy and nothing has passed
 
 
 async def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env):
@@ -138,9 +140,9 @@ async def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env
         now[0] += live_module.LINGER_S + 1
         while live._wanted.is_set():
             await asyncio.sleep(0)
-        asked = readings.asked
+        calls = readings.asked
         await asyncio.sleep(0.05)
-        assert readings.asked == asked
+        assert readings.asked == calls
         assert (await live.fresh())["state"] == "up"
 
 

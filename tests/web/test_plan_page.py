@@ -40,11 +40,11 @@ def test_the_page_paints_first_and_the_plan_is_that_of_the_command_line(ask, pat
     fragment = ask("/plan/fragment?model=qwen3-8b&card=rtx-4090")[1]
     assert "<html" not in fragment
     assert "Layouts, best first" in fragment
-    told = ask.json(f"/api/plan.json?{TWO}&agents=8")
-    found = answer_plan(PlanFlags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
-    at = next(point for point in told["plans"][0]["predicted"] if point["concurrency"] == 8)
+    document = ask.json(f"/api/plan.json?{TWO}&agents=8")
+    answer = answer_plan(PlanFlags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
+    at = next(point for point in document["plans"][0]["predicted"] if point["concurrency"] == 8)
     assert at["effective_tok_s"] == pytest.approx(
-        found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3
+        answer.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3
     )
 
 
@@ -141,12 +141,12 @@ def test_a_context_of_nothing_is_no_figure_and_when_many_plans_are_made_the_rest
 ):
     pages = PlanPages(Site(paths))
     plan_query = PlanQuery("qwen3-8b", "rtx-3090")
-    found = pages._plan(plan_query)
-    assert "for each agent" in drawn(plan_query, found)
-    found["plans"][0]["largest_context"] = 0
+    plan_document = pages._plan(plan_query)
+    assert "for each agent" in drawn(plan_query, plan_document)
+    plan_document["plans"][0]["largest_context"] = 0
     assert (
         '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>'
-        in drawn(plan_query, found)
+        in drawn(plan_query, plan_document)
     )
     # Each of them would hold a thread, and with all of them held no page at all would be answered.
     pages = PlanPages(Site(paths))

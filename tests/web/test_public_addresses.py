@@ -47,7 +47,7 @@ NOTHING_STORED = (
 
 def fill(store):
     _fill_series(store)
-    said = {
+    named = {
         "target": f"http://{AT[0]}",
         "file": f"from {AT[1]}",
         "workload": WORKLOAD,
@@ -62,7 +62,7 @@ def fill(store):
             store,
             place,
             url=f"http://{AT[place]}/v1",
-            config=said,
+            config=named,
             engine=engine,
             host=host,
             tokens=100 + place,
@@ -73,7 +73,7 @@ def fill(store):
         levels=(),
         end=None,
         url=f"http://{AT[1]}/v1",
-        config=said,
+        config=named,
         engine=engine,
         host=host,
     )
@@ -93,14 +93,16 @@ def _fill_series(store):
     series = SeriesStore(store)
     for name, at in zip(("box", "cloud"), AT, strict=False):
         series.put_target(ProbeTarget(name, f"http://{at}", model="m", added_at=NOW - 9e5))
-        told = {
+        facts = {
             "model": "m",
             "host": {"os": f"on {AT[1]}"},
             "versions": {"server": f"nginx at {AT[0]}"},
         }
         hour = int(NOW // 3600)
         series.append_probe(
-            Probe(name, 0, hour - 1, NOW - 3600, NOW - 3500, ProbeOutcome.DONE, NOW - 3600, **told)
+            Probe(
+                name, 0, hour - 1, NOW - 3600, NOW - 3500, ProbeOutcome.DONE, NOW - 3600, **facts
+            )
         )
         for place, words in enumerate(
             (f"moved to {at}", f"{at} is new", f"as {at.rpartition(':')[0]} was")
@@ -177,32 +179,32 @@ def answers(request):
     A picture is all that it is drawn of, undrawn.
     """
     ask = request.getfixturevalue(request.param)
-    found = {}
-    left = list(BEGINNINGS)
+    pages = {}
+    unread = list(BEGINNINGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             vl_convert, "vegalite_to_svg", lambda spec, **_: f'<svg viewBox="0 0 9 9">{spec}</svg>'
         )
-        while left:
-            path = left.pop()
+        while unread:
+            path = unread.pop()
             # What they show, the window of all shows too.
             other_window = "window=" in path and "window=all" not in path
             if (
-                path in found
+                path in pages
                 or path.startswith(NOTHING_STORED)
                 or other_window
-                or len(found) > 400
+                or len(pages) > 400
             ):
                 continue
-            found[path] = ask(path)[1]
-            if "<html" in found[path]:
-                links = re.findall(r'(?:href|src|data-\w+)="(/[^"]*)"', found[path])
-                left += (
+            pages[path] = ask(path)[1]
+            if "<html" in pages[path]:
+                links = re.findall(r'(?:href|src|data-\w+)="(/[^"]*)"', pages[path])
+                unread += (
                     urlsplit(urljoin(path, unescape(link)))._replace(fragment="").geturl()
                     for link in links
                 )
-        found["/live"] = _first_event(ask.port)
-        return found
+        pages["/live"] = _first_event(ask.port)
+        return pages
 
 
 def _first_event(port):

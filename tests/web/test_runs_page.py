@@ -46,23 +46,32 @@ def runs_of(ask, query=""):
     return ask.json(f"/api/runs.json{query}")["runs"]
 
 
-def test_every_run_is_listed_newest_first_with_its_key_figures_in_cells_for_small_screens(ask):
+def test_every_run_is_listed_newest_first(ask):
     assert [run["id"] for run in runs_of(ask)] == list(reversed(MADE.values()))
+    assert "8 benchmark runs are stored" in ask("/runs")[1]
+
+
+def test_a_run_is_listed_with_its_key_figures(ask):
     fast = next(run for run in runs_of(ask) if run["id"] == MADE["fast"])
     assert (fast["best_at"], fast["failed"], fast["machine"]) == (4, 3, "2x RTX 3090")
     assert fast["best_tok_s"] == pytest.approx(600)
     slow = next(run for run in runs_of(ask) if run["id"] == MADE["slow"])
     assert slow["ttft_ms"] == pytest.approx(100)
+    assert "600" in ask("/runs")[1]
+
+
+def test_runs_that_did_not_end_or_were_not_measured_are_flagged(ask):
     page = ask("/runs")[1]
     assert '<span class="flag bad">interrupted</span>' in page
-    interrupted_page = ask(f"/runs/{MADE['interrupted']}")[1]
-    assert (
-        "The run is interrupted; no level was finished: the figures are of the" in interrupted_page
-    )
-    assert "8 benchmark runs are stored" in page
-    assert "600" in page
     assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
-    # A second one would stand under the label: there the two are columns of a grid.
+    page = ask(f"/runs/{MADE['interrupted']}")[1]
+    assert "The run is interrupted; no level was finished: the figures are of the" in page
+
+
+def test_a_cell_of_the_list_holds_one_element_at_most(ask):
+    """A second one would stand under the label of a small screen, where the two are columns of a
+    grid.
+    """
     cells = re.findall(r'<td[^>]* data-label="[^"]+"[^>]*>(.*?)</td>', ask("/runs")[1], re.DOTALL)
     assert len(cells) > 20
     for cell in cells:
@@ -93,53 +102,58 @@ def test_the_best_come_first_where_that_is_asked_for(ask):
     what failed or still runs comes last.
     """
     runs = runs_of(ask, "?sort=best&q=measured+sweep+qwen3-8b")
-    assert [one["id"] for one in runs][:2] == [MADE["fast"], MADE["slow"]]
-    assert {one["id"] for one in runs[-2:]} == {MADE["broken"], MADE["running"]}
+    assert [run["id"] for run in runs][:2] == [MADE["fast"], MADE["slow"]]
+    assert {run["id"] for run in runs[-2:]} == {MADE["broken"], MADE["running"]}
     ranked = [run for run in runs_of(ask, "?sort=best") if run["state"] == "done"]
-    assert ranked == sorted(ranked, key=lambda one: (one["simulated"], -one["best_tok_s"]))
+    assert ranked == sorted(ranked, key=lambda run: (run["simulated"], -run["best_tok_s"]))
     page = ask("/runs?sort=best")[1]
     assert page.index(f"/runs/{MADE['fast']}") < page.index(f"/runs/{MADE['slow']}")
     assert "Stored runs, best tok/s first" in page
 
 
-def test_a_run_that_is_still_written_is_drawn_one_without_requests_says_so_and_an_unknown_one_is_404(
-    ask, paths
-):
-    run = MADE["running"]
-    assert "Still running" in ask(f"/runs/{run}")[1]
-    body = ask(f"/runs/{run}")[1]
+def test_a_run_that_is_still_written_is_drawn(ask):
+    body = ask(f"/runs/{MADE['running']}")[1]
+    assert "Still running" in body
     assert "All levels" in body
     assert "<svg" in body
     assert " style=" not in body  # the headers forbid it
+
+
+def test_a_run_without_requests_says_so_and_is_404_once_it_is_deleted(ask, paths):
     with open_store(paths.store) as store:
         run = put_run(store, -9, levels=())
         assert "No report" in ask(f"/runs/{run}")[1]
         store.delete_runs([run])
     assert ask(f"/runs/{run}")[0].status == 404
+
+
+def test_an_unknown_run_is_404_with_the_newest_one_as_a_hint(ask):
     for path in ("/runs/nobody", "/api/run.json?id=nobody"):
         response, body = ask(path)
         assert response.status == 404
         assert MADE["running"] in body
 
 
-def test_the_report_is_a_file_of_its_own_and_two_ticked_runs_go_to_the_page_that_compares(ask):
+def test_the_report_is_a_file_of_its_own(ask):
     response, body = ask(f"/runs/{MADE['slow']}/report.html")
     assert body.startswith("<!doctype html>")
     assert "script" not in response.headers["content-security-policy"]
-    response, _ = ask(f"/runs/compare?run={MADE['slow']}&run={MADE['fast']}")
-    assert (response.status, response.headers["location"]) == (
-        303,
-        f"/compare?runs={MADE['slow']},{MADE['fast']}",
-    )
-    assert ask(f"/runs/compare?run={MADE['slow']}")[0].status == 400
+
+
+def test_two_ticked_runs_go_to_the_page_that_compares(ask):
+    slow, fast = MADE["slow"], MADE["fast"]
+    response, _ = ask(f"/runs/compare?run={slow}&run={fast}")
+    assert response.status == 303
+    assert response.headers["location"] == f"/compare?runs={slow},{fast}"
+    assert ask(f"/runs/compare?run={slow}")[0].status == 400
     assert ask("/compare?runs=x")[0].status == 400
 
 
 def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
-    asked = []
+    worked_out = []
 
     def counted(store, run):
-        asked.append(run.id)
+        worked_out.append(run.id)
         return figures_of(store, run)
 
     monkeypatch.setattr(run_cache, "figures_of", counted)
@@ -152,7 +166,7 @@ def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
         first, again = ([book.figures(store, run) for run in runs] for _ in range(2))
     assert first == again
     # The one that is still written is asked each time.
-    assert sorted(asked.count(run.id) for run in runs) == [
+    assert sorted(worked_out.count(run.id) for run in runs) == [
         1,
         2,
     ]
@@ -164,18 +178,19 @@ def test_a_list_has_pages_of_fifty(tmp_path):
     )
     with open_store(paths.store) as store:
         runs = store.runs()
-    found = listed(runs, RunsQuery(page=9), lambda _run: RunFigures())
-    assert (found.pages, found.asked.page, len(found.runs), found.total) == (2, 2, 2, 52)
+    listing = listed(runs, RunsQuery(page=9), lambda _run: RunFigures())
+    assert (listing.pages, listing.asked.page, len(listing.runs), listing.total) == (2, 2, 2, 52)
 
 
-def test_where_a_run_ran_is_told_in_a_few_words_and_words_find_nothing_that_a_public_page_hides(
-    paths, public
-):
+def test_where_a_run_ran_is_told_in_a_few_words(paths):
     with open_store(paths.store, read_only=True) as store:
         runs = {name: store.run(run) for name, run in MADE.items()}
     assert machine_of(runs["far"]) == "10.9.8.7"
     assert where_of(runs["simulated"]) == f"no machine · {SIMULATED}"
     assert (engine_of(runs["slow"]), layout_of(runs["slow"])) == ("vllm 0.19", "4 slots")
+
+
+def test_words_find_nothing_that_a_public_page_hides(public):
     assert runs_of(public, "?q=10.9.8.7") == []
     assert runs_of(public, "?q=srv") == []
     far = next(run for run in runs_of(public) if run["id"] == MADE["far"])

@@ -32,24 +32,24 @@ NEAR = {**RTX, "hostname": "LEAK", "user": "LEAK", "os": "Linux 6.1 box.internal
 
 
 def fill(store):
-    told = {
+    facts = {
         "config": CONFIG,
         "engine": TOLD,
         "host": NEAR,
         "model": "https://me:LEAK@box.internal/m/qwen3-8b?k=LEAK",
     }
-    MADE["a"] = put_run(store, 0, **told)
+    MADE["a"] = put_run(store, 0, **facts)
     MADE["b"] = put_run(
-        store, 1, tokens=120, **{**told, "engine": {**TOLD, "slots": 8, "build": "in /srv/LEAK"}}
+        store, 1, tokens=120, **{**facts, "engine": {**TOLD, "slots": 8, "build": "in /srv/LEAK"}}
     )
-    MADE["server"] = run = put_run(store, 2, levels=(), end=None, **told)
+    MADE["server"] = run = put_run(store, 2, levels=(), end=None, **facts)
     private = {"finish_reason": "LEAK", "replica": "http://10.9.8.7", "kind": "/srv/LEAK"}
     store.append_requests(run, (replace(row, **private) for row in requests((1, 2))))
     store.end_run(run, 1_790_300_000.0, "done")
-    MADE["quality"] = _quality(store, told)
+    MADE["quality"] = _quality(store, facts)
 
 
-def _quality(store, told):
+def _quality(store, facts):
     items = [
         Item(
             f"/srv/LEAK/{n}",
@@ -66,7 +66,7 @@ def _quality(store, told):
         levels=(),
         end=None,
         **{
-            **told,
+            **facts,
             "config": {"bank": "/srv/mine.toml", "concurrency": [1, 4], "delta": 0.03, "items": 4},
         },
     )
@@ -133,13 +133,13 @@ def test_nothing_private_is_in_any_report_or_picture(public, end):
 
 
 def test_figures_are_told_and_the_connection_has_no_words_of_servers_and_people(public, paths):
-    told = public.json(f"/api/run.json?id={MADE['a']}")
-    assert told["config"]["concurrency"] == [1, 2, 4]
-    assert told["config"]["workload"] == WORKLOAD
-    assert told["config"]["results"] == [{"backend": "vllm", "requests": 7}]
-    assert told["engine"] == "vllm 0.19"
-    assert told["machine"] == "2x RTX 3090"
-    assert told["levels"][0]["finish_reasons"] == [["stop", 1]]
+    document = public.json(f"/api/run.json?id={MADE['a']}")
+    assert document["config"]["concurrency"] == [1, 2, 4]
+    assert document["config"]["workload"] == WORKLOAD
+    assert document["config"]["results"] == [{"backend": "vllm", "requests": 7}]
+    assert document["engine"] == "vllm 0.19"
+    assert document["machine"] == "2x RTX 3090"
+    assert document["levels"][0]["finish_reasons"] == [["stop", 1]]
     with Site(paths, public=True).store() as store:
         rows = store.requests(MADE["server"])
     assert {(row.kind, row.replica, row.finish_reason, row.answer) for row in rows} == {
@@ -171,20 +171,20 @@ def test_words_are_told_only_under_names_that_hold_no_others_and_free_documents_
         "localhost",
         "x:8000",
     )
-    for said in private:
-        assert public_facts(json.dumps({"engine": said})) == "{}", said
-    for said in (
+    for words in private:
+        assert public_facts(json.dumps({"engine": words})) == "{}", words
+    for words in (
         "simulated: Qwen/Qwen3-8B AWQ, KV BF16, TP=2 on 2x rtx-3090, as vllm",
         "b6123-1a2b",
         "570.86.10",
     ):
-        assert json.loads(public_facts(json.dumps({"engine": said}))) == {"engine": said}
-    told = {
+        assert json.loads(public_facts(json.dumps({"engine": words}))) == {"engine": words}
+    free_document = {
         "against": "http://10.9.8.7:8000/v1", "file": "/srv/x/levels.json", "seed": 1,
         "shape": "50/50 mix", "results": [{"headers": {"x": "secret"}, "tool": "guidellm"}],
         "argv": ["secret"],
     }  # fmt: skip
-    assert json.loads(public_document(json.dumps(told))) == {
+    assert json.loads(public_document(json.dumps(free_document))) == {
         "against": "",
         "file": "levels.json",
         "seed": 1,
@@ -195,7 +195,7 @@ def test_words_are_told_only_under_names_that_hold_no_others_and_free_documents_
 
 
 @pytest.mark.parametrize(
-    ("model", "shown"),
+    ("model", "expected"),
     [
         ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
         ("/srv/m/a.gguf", "a.gguf"),
@@ -207,12 +207,12 @@ def test_words_are_told_only_under_names_that_hold_no_others_and_free_documents_
         ("data/private/b.gguf", "b.gguf"),
     ],
 )
-def test_a_model_that_is_a_file_or_an_address_is_told_by_its_last_part(model, shown):
-    assert public_name(model) == shown
+def test_a_model_that_is_a_file_or_an_address_is_told_by_its_last_part(model, expected):
+    assert public_name(model) == expected
 
 
 @pytest.mark.parametrize(
-    ("note", "shown"),
+    ("note", "expected"),
     [
         ("moved to /srv/models", "note"),
         ("now '/srv/models'", "note"),
@@ -221,8 +221,8 @@ def test_a_model_that_is_a_file_or_an_address_is_told_by_its_last_part(model, sh
         ("new fan, 50/50 split", "new fan, 50/50 split"),
     ],
 )
-def test_a_note_that_names_a_path_is_told_without_its_words(tmp_path, note, shown):
+def test_a_note_that_names_a_path_is_told_without_its_words(tmp_path, note, expected):
     event = MonitorEvent(12.0, EventKind.NOTE, note)
     paths = installation(tmp_path, lambda store: SeriesStore(store).append_event(event))
     with Site(paths, public=True).series() as series:
-        assert [event.text for event in series.events(0, 99)] == [shown]
+        assert [event.text for event in series.events(0, 99)] == [expected]

@@ -26,32 +26,32 @@ def fill(store):
     MADE["stopped"] = put_swarm_run(store, "<i>odd</i>.jsonl", left=3, outcome="stopped")
 
 
-def test_the_list_has_every_run_the_public_sees_none_and_what_is_not_there_is_told(
-    ask, bare, public
-):
+def test_the_list_has_every_run_with_its_state(ask):
     page = ask("/swarm")[1]
     assert "reviews.jsonl" in page
     assert "&lt;i&gt;odd&lt;/i&gt;" in page
+    assert '<p class="lead">Runs of many tasks.' in page
     runs = ask.json("/api/swarm.json")["runs"]
-    assert '<p class="lead">Runs of many tasks.' in ask("/swarm")[1]
     states = {run["id"]: (run["state"], run["done"], run["failed"], run["left"]) for run in runs}
     assert states == {MADE["whole"]: ("done", 2, 1, 0), MADE["stopped"]: ("stopped", 2, 1, 3)}
+
+
+def test_a_run_that_is_not_there_is_told_as_such(ask, bare):
     answer, page = ask("/swarm/20200101-000000-abcdef")
     assert answer.status == 404
     assert "no swarm run" in page
     assert "No swarm runs yet" in bare("/swarm")[1]
     assert bare("/swarm/last")[0].status == 404
-    for path in (
-        "/swarm",
-        f"/swarm/{MADE['whole']}",
-        "/api/swarm.json",
-        f"/api/swarm/{MADE['whole']}.json",
-    ):
-        assert public(path)[0].status == 404
+
+
+def test_the_public_sees_no_swarm(public):
+    run = MADE["whole"]
+    for path in ("/swarm", f"/swarm/{run}", "/api/swarm.json", f"/api/swarm/{run}.json"):
+        assert public(path)[0].status == 404, path
     assert "/swarm" not in public("/")[1]
 
 
-def test_one_run_shows_its_picture_and_failures_and_only_an_unfinished_one_can_be_resumed(ask):
+def test_a_run_shows_its_picture_and_its_failures(ask):
     page = ask(f"/swarm/{MADE['whole']}")[1]
     assert "2 of 3 tasks in 3.0 s" in page
     assert "Attempts by agent" in page
@@ -59,21 +59,26 @@ def test_one_run_shows_its_picture_and_failures_and_only_an_unfinished_one_can_b
     assert "&lt;b&gt;the engine&lt;/b&gt; is out of memory" in page
     assert "<b>the engine</b>" not in page
     assert "data-refresh" not in page
+
+
+def test_a_run_is_there_as_a_report_and_as_json(ask):
     answer, _ = ask(f"/swarm/{MADE['whole']}/report.html")
     assert answer.getheader("content-type").startswith("text/html")
     assert ask.json(f"/api/swarm/{MADE['whole']}.json")["done"] == 2
+
+
+def test_only_an_unfinished_run_can_be_resumed(ask):
     assert "Resume: 3 left" in ask(f"/swarm/{MADE['stopped']}")[1]
     whole = ask(f"/swarm/{MADE['whole']}")[1]
     assert "Resume" not in whole
     assert "Cancel" not in whole
     assert ask(f"/swarm/{MADE['whole']}/resume", "POST", {"origin": ask.origin})[0].status == 303
-    for end in ("cancel", "resume"):
-        assert (
-            ask(f"/swarm/{MADE['stopped']}/{end}", "POST", {"origin": "http://evil.example"})[
-                0
-            ].status
-            == 403
-        )
+
+
+@pytest.mark.parametrize("act", ["cancel", "resume"])
+def test_a_page_of_another_site_cannot_end_or_resume_a_run(ask, act):
+    headers = {"origin": "http://evil.example"}
+    assert ask(f"/swarm/{MADE['stopped']}/{act}", "POST", headers)[0].status == 403
 
 
 def wait_for(ask, *states):

@@ -39,7 +39,13 @@ def fill(store):
     MADE["running"] = measured(stages[:2], end=None, model="<b>bold</b>")
 
 
-def test_the_list_has_a_table_for_each_load_and_tells_from_where_to_where_and_the_state(ask):
+@pytest.fixture(scope="module")
+def listed(ask):
+    """The rows of the list as JSON, by their ids."""
+    return {row["id"]: row for row in ask.json("/api/tuning.json")["tunings"]}
+
+
+def test_the_list_has_a_table_for_each_load(ask):
     page = ask("/tuning")[1]
     titles = [part.partition("</caption>")[0] for part in page.split("<caption>")[1:]]
     ours = [title for title in titles if "qwen3.6-27b" in title]
@@ -47,49 +53,66 @@ def test_the_list_has_a_table_for_each_load_and_tells_from_where_to_where_and_th
     assert sum("1,024 tokens in, 1,024 out, 4 agents at once" in title for title in ours) == 2
     assert sum("512 tokens in, 128 out, 16 agents at once" in title for title in ours) == 1
     assert sum("(simulated)" in title for title in ours) == 1
-    listed = {one["id"]: one for one in ask.json("/api/tuning.json")["tunings"]}
-    one = listed[MADE["simulated"]]
-    assert (one["from"], one["to"], one["gain"]) == pytest.approx((25.1, 190.0, 7.57), rel=0.01)
-    assert one["gain_low"] < one["gain"] < one["gain_high"]
+
+
+def test_the_list_tells_from_where_to_where_each_tuning_came(listed):
+    row = listed[MADE["simulated"]]
+    assert (row["from"], row["to"], row["gain"]) == pytest.approx((25.1, 190.0, 7.57), rel=0.01)
+    assert row["gain_low"] < row["gain"] < row["gain_high"]
+
+
+def test_the_list_tells_the_state_of_every_tuning(listed):
     states = {name: listed[MADE[name]]["state"] for name in ("simulated", "dead", "running")}
     assert states == {"simulated": "ended", "dead": "interrupted", "running": "running"}
     assert listed.keys() == set(MADE.values())
+
+
+def test_the_list_of_a_model_has_no_others(ask):
     assert ask.json("/api/tuning.json?model=nothing")["tunings"] == []
 
 
-def test_one_tuning_shows_its_ladder_a_running_one_is_asked_for_again_and_one_that_is_not_there_is_404(
-    ask,
-):
+def test_a_tuning_shows_its_ladder_and_its_failed_attempts(ask):
     page = ask(f"/tuning/{MADE['simulated']}")[1]
-    for part in (
+    parts = (
         "From 25.1 to 190 tok/s",
         "Attempts not kept",
         "Failed attempts",
         "Simulated",
         "How this was measured",
         "torch.OutOfMemoryError",
-    ):
-        assert part in page
+    )
+    assert [part for part in parts if part not in page] == []
     assert "data-refresh" not in page
     assert " style=" not in page
-    name = MADE["simulated"]
-    told = ask.json(f"/api/tuning/{name}.json")
-    assert {"tuning", "baseline", "best", "stages"} <= told.keys()
-    assert told["best"]["title"] == "mtp 3 → 5"
-    response, report = ask(f"/tuning/{name}/report.html")
+
+
+def test_a_tuning_is_there_as_json(ask):
+    document = ask.json(f"/api/tuning/{MADE['simulated']}.json")
+    assert {"tuning", "baseline", "best", "stages"} <= document.keys()
+    assert document["best"]["title"] == "mtp 3 → 5"
+
+
+def test_a_tuning_has_its_report_as_a_file_of_its_own(ask):
+    response, report = ask(f"/tuning/{MADE['simulated']}/report.html")
     assert report.startswith("<!doctype html>")
     assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
+def test_a_running_tuning_is_asked_for_again(ask):
     page = ask(f"/tuning/{MADE['running']}")[1]
     assert f'data-refresh="/tuning/{MADE["running"]}/body"' in page
     assert "data-running" in page
     assert "<b>bold" not in page
     assert "The tuning is still running" in ask(f"/tuning/{MADE['running']}/body")[1]
+
+
+def test_a_tuning_that_is_not_there_is_404(ask):
     response, page = ask("/tuning/20200101-000000-nothing")
     assert response.status == 404
     assert "there is no tuning" in page
-    response, told = ask("/api/tuning/nothing.json")
+    response, body = ask("/api/tuning/nothing.json")
     assert response.status == 404
-    assert "nothing" in json.loads(told)["error"]["message"]
+    assert "nothing" in json.loads(body)["error"]["message"]
 
 
 def test_in_public_no_path_or_address_of_a_dead_end_is_told(public):

@@ -33,8 +33,8 @@ def ask(tmp_path_factory):
     paths = user_paths(folders(tmp_path_factory.mktemp("guarded")))
     add_entry(keys_path(paths), checked(KeySpec("laptop", digest_of(KEY))))
     site = Site(paths, guarded=True, api_key="from-the-environment")
-    with running(site) as asked:
-        yield asked
+    with running(site) as guarded:
+        yield guarded
 
 
 def cookie_of(response):
@@ -111,11 +111,11 @@ def test_a_key_entered_once_opens_a_session_that_is_never_sent_without_tls_and_n
         assert ("secure" in response.headers["set-cookie"].lower()) is secure
 
 
-@pytest.mark.parametrize("other", ['seen={"tour":1}', "name=a b", "=x", "caf\xe9=1"])
-def test_cookies_of_other_programs_on_the_machine_do_not_hide_the_session(ask, other):
+@pytest.mark.parametrize("foreign_cookie", ['seen={"tour":1}', "name=a b", "=x", "caf\xe9=1"])
+def test_cookies_of_other_programs_on_the_machine_do_not_hide_the_session(ask, foreign_cookie):
     """Cookies know no ports: whatever else runs there is sent along, before ours."""
     session = cookie_of(log_in(ask)[0])
-    assert ask("/", headers={"cookie": f"{other}; {session}"})[0].status == 200
+    assert ask("/", headers={"cookie": f"{foreign_cookie}; {session}"})[0].status == 200
 
 
 @pytest.mark.parametrize("host", ["x/login?", "x/static/#", "x/healthz?"])
@@ -167,70 +167,70 @@ def keys(tmp_path):
 
 
 @pytest.fixture
-def asked(keys, tmp_path):
+def guarded(keys, tmp_path):
     with running(make_site(user_paths(folders(tmp_path)), host="0.0.0.0")) as ask:
         yield ask
 
 
-def test_a_key_that_was_removed_opens_nothing_any_more(asked, keys):
-    lost, kept = (
-        {"cookie": cookie_of(log_in(asked, f"sk-{name}")[0])} for name in ("laptop", "phone")
+def test_a_key_that_was_removed_opens_nothing_any_more(guarded, keys):
+    lost, remaining = (
+        {"cookie": cookie_of(log_in(guarded, f"sk-{name}")[0])} for name in ("laptop", "phone")
     )
-    assert asked("/", headers=lost)[0].status == 200
+    assert guarded("/", headers=lost)[0].status == 200
     remove_entry(keys, "laptop")
-    assert asked("/", headers=lost)[0].status == 303
-    assert asked("/api/now.json", headers={"authorization": "Bearer sk-laptop"})[0].status == 401
-    assert log_in(asked, "sk-laptop")[0].status == 401
-    assert asked("/", headers=kept)[0].status == 200
+    assert guarded("/", headers=lost)[0].status == 303
+    assert guarded("/api/now.json", headers={"authorization": "Bearer sk-laptop"})[0].status == 401
+    assert log_in(guarded, "sk-laptop")[0].status == 401
+    assert guarded("/", headers=remaining)[0].status == 200
 
 
-@pytest.mark.parametrize("left", ["another of the same name", "none at all"])
-def test_a_key_that_is_gone_does_not_leave_its_sessions_behind(asked, keys, left):
-    session = {"cookie": cookie_of(log_in(asked, "sk-laptop")[0])}
-    if left == "none at all":
+@pytest.mark.parametrize("replaced_by", ["another of the same name", "none at all"])
+def test_a_key_that_is_gone_does_not_leave_its_sessions_behind(guarded, keys, replaced_by):
+    session = {"cookie": cookie_of(log_in(guarded, "sk-laptop")[0])}
+    if replaced_by == "none at all":
         keys.unlink()
     else:
         remove_entry(keys, "laptop")
         add_entry(keys, checked(KeySpec("laptop", digest_of("sk-another"))))
-        assert log_in(asked, "sk-another")[0].status == 303
-    assert asked("/", headers=session)[0].status == 303
-    assert log_in(asked, "sk-laptop")[0].status == 401
+        assert log_in(guarded, "sk-another")[0].status == 303
+    assert guarded("/", headers=session)[0].status == 303
+    assert log_in(guarded, "sk-laptop")[0].status == 401
 
 
-def test_a_file_of_keys_that_cannot_be_read_changes_nothing(asked, keys, caplog):
+def test_a_file_of_keys_that_cannot_be_read_changes_nothing(guarded, keys, caplog):
     """As with the gateway: half an edit neither locks everybody out nor lets anybody in."""
     whole = keys.read_text()
     with caplog.at_level(logging.ERROR, "skep.config.access"):
         keys.write_text(whole + "[[key")
         assert (
-            asked("/api/now.json", headers={"authorization": "Bearer sk-phone"})[0].status == 200
+            guarded("/api/now.json", headers={"authorization": "Bearer sk-phone"})[0].status == 200
         )
         assert (
-            asked("/api/now.json", headers={"authorization": "Bearer sk-other"})[0].status == 401
+            guarded("/api/now.json", headers={"authorization": "Bearer sk-other"})[0].status == 401
         )
-    (said,) = caplog.messages
-    assert "keys.unreadable" in said
+    (message,) = caplog.messages
+    assert "keys.unreadable" in message
 
 
 @pytest.mark.parametrize("end", ["logout", "key removed", "key of a program removed"])
-def test_a_live_stream_ends_with_the_session_or_the_key_that_opened_it(asked, keys, end):
-    session = {"cookie": cookie_of(log_in(asked, "sk-laptop")[0]), "origin": asked.origin}
+def test_a_live_stream_ends_with_the_session_or_the_key_that_opened_it(guarded, keys, end):
+    session = {"cookie": cookie_of(log_in(guarded, "sk-laptop")[0]), "origin": guarded.origin}
     if "program" in end:
-        shown = "Authorization: Bearer sk-laptop"
+        credential = "Authorization: Bearer sk-laptop"
     else:
-        shown = f"Cookie: {session['cookie']}"
+        credential = f"Cookie: {session['cookie']}"
     with (
-        socket.create_connection(("127.0.0.1", asked.port), timeout=10) as ended,
-        socket.create_connection(("127.0.0.1", asked.port), timeout=10) as other,
+        socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as ended,
+        socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as lasting,
     ):
-        ended.sendall(f"GET /live HTTP/1.1\r\nHost: x\r\n{shown}\r\n\r\n".encode())
-        other.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-phone\r\n\r\n")
+        ended.sendall(f"GET /live HTTP/1.1\r\nHost: x\r\n{credential}\r\n\r\n".encode())
+        lasting.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-phone\r\n\r\n")
         watched = ended.makefile("rb")
-        others = other.makefile("rb")
+        others = lasting.makefile("rb")
         assert next_event(watched)
         assert next_event(others)
         if end == "logout":
-            assert asked("/logout", "POST", headers=session)[0].status == 303
+            assert guarded("/logout", "POST", headers=session)[0].status == 303
         else:
             remove_entry(keys, "laptop")
         events = list(islice(iter(lambda: next_event(watched), False), 5))
@@ -247,32 +247,32 @@ def next_event(stream):
 
 
 @pytest.fixture
-def own(tmp_path):
+def unguessed(tmp_path):
     """A dashboard that nobody has given a wrong key yet."""
-    with running(Site(user_paths(folders(tmp_path)), guarded=True, api_key=KEY)) as asked:
-        yield asked
+    with running(Site(user_paths(folders(tmp_path)), guarded=True, api_key=KEY)) as guarded:
+        yield guarded
 
 
-def test_after_too_many_wrong_keys_even_the_right_one_has_to_wait(own):
-    inside = log_in(own)[0].headers["set-cookie"].partition(";")[0]
+def test_after_too_many_wrong_keys_even_the_right_one_has_to_wait(unguessed):
+    inside = log_in(unguessed)[0].headers["set-cookie"].partition(";")[0]
     for _ in range(MOST_WRONG):
-        assert log_in(own, "wrong")[0].status in (401, 429)
-    response, page = log_in(own)
+        assert log_in(unguessed, "wrong")[0].status in (401, 429)
+    response, page = log_in(unguessed)
     assert response.status == 429
     assert 0 < int(response.headers["retry-after"]) <= WITHIN_S
     assert "Too many wrong keys" in page
-    assert own("/", headers={"cookie": inside})[0].status == 200
+    assert unguessed("/", headers={"cookie": inside})[0].status == 200
 
 
 @pytest.mark.parametrize(
-    "said", [{}, {"x-forwarded-for": "10.0.0.{}", "forwarded": "for=10.0.0.{}"}]
+    "claims", [{}, {"x-forwarded-for": "10.0.0.{}", "forwarded": "for=10.0.0.{}"}]
 )
-def test_keys_of_programs_count_as_well_wherever_they_say_that_they_come_from(own, said):
+def test_keys_of_programs_count_as_well_wherever_they_say_that_they_come_from(unguessed, claims):
     """Whoever tells another address with each key would never have to wait."""
 
     def ask(key, number):
-        told = {name: value.format(number) for name, value in said.items()}
-        return own("/api/now.json", headers={"authorization": f"Bearer {key}", **told})[0]
+        headers = {name: value.format(number) for name, value in claims.items()}
+        return unguessed("/api/now.json", headers={"authorization": f"Bearer {key}", **headers})[0]
 
     for number in range(MOST_WRONG):
         ask("wrong", number)

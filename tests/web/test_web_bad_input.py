@@ -32,7 +32,7 @@ BAD = (
     "hot/short/c-1/tok_s",
 )
 NAMES = ("target", "series", "window")
-# Address without its kind, and a part of what is said.
+# Address without its kind, and a part of the message.
 REFUSED = [
     ("history?target=bix", "there is no target"),
     ("history?target=box&window=3w", "is not a window"),
@@ -69,16 +69,16 @@ def fill(store):
     SeriesStore(store).append_event(MonitorEvent(NOW - 60, EventKind.NOTE, SCRIPT, None))
 
 
-@pytest.mark.parametrize(("address", "said"), REFUSED)
-def test_what_cannot_be_shown_is_one_line_on_the_page_and_in_json(ask, address, said):
+@pytest.mark.parametrize(("address", "message"), REFUSED)
+def test_what_cannot_be_shown_is_one_line_on_the_page_and_in_json(ask, address, message):
     response, html = ask(f"/{address}")
     assert response.status == 400
-    assert said in html
+    assert message in html
     page, _, query = address.partition("?")
     response, body = ask(f"/api/{page}.json?{query}")
     assert response.status == 400
     error = json.loads(body)["error"]
-    assert said in error["message"]
+    assert message in error["message"]
     assert "\n" not in error["message"]
     assert error["hint"]
 

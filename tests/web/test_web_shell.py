@@ -65,35 +65,33 @@ def filled(tmp_path):
     return installation(tmp_path, fill)
 
 
-def test_every_answer_forbids_what_a_page_does_not_need_and_names_not_loopbacks_own_are_refused(
-    bare,
-):
+def test_every_answer_forbids_what_a_page_does_not_need(bare):
     """Scripts, styles and requests of its own only, whatever a model name may hold; no frame, no
     guessing of types.
     """
     for path in ("/", "/nowhere", "/api/now.json", "/static/skep.css"):
-        policy = bare(path)[0].headers["content-security-policy"]
+        headers = bare(path)[0].headers
+        policy = headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
         assert "unsafe" not in policy
-        assert bare(path)[0].headers["x-content-type-options"] == "nosniff"
-    # A page of somebody else's may let its own name point to 127.0.0.1; its requests carry that
-    # name.
-    for name in (
-        "evil.example",
-        f"evil.example:{bare.port}",
-        "127.0.0.1.evil.example",
-        "[::1",
-        "",
-    ):
-        assert bare("/", headers={"host": name})[0].status == 421
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_on_loopback_only_its_own_names_are_answered(bare):
+    """A page of somebody else's may let its own name point to 127.0.0.1; its requests carry that
+    name.
+    """
+    foreign = ("evil.example", f"evil.example:{bare.port}", "127.0.0.1.evil.example", "[::1", "")
+    for name in foreign:
+        assert bare("/", headers={"host": name})[0].status == 421, name
     for name in ("localhost", f"127.0.0.1:{bare.port}", "[::1]:80"):
-        assert bare("/", headers={"host": name})[0].status == 200
+        assert bare("/", headers={"host": name})[0].status == 200, name
 
 
-def test_a_page_is_complete_without_scripts_and_what_is_on_screen_is_there_as_json(ask):
+def test_a_page_is_complete_without_scripts(ask):
     response, page = ask("/")
     assert response.status == 200
-    for part in (
+    parts = (
         "<main",
         "<nav",
         "<header",
@@ -101,30 +99,48 @@ def test_a_page_is_complete_without_scripts_and_what_is_on_screen_is_there_as_js
         'href="#main"',
         "3 of 4 slots busy, 1 releasing",
         "<caption>",
-    ):
-        assert part in page
+        "7-day median",
+    )
+    assert [part for part in parts if part not in page] == []
+    assert "style=" not in page
+    assert "onclick" not in page
+
+
+def test_a_page_leads_to_all_others(ask):
+    page = ask("/")[1]
     assert page.count('aria-current="page"') == 1
     for _, address, title, _ in PAGES:
         assert f'href="{address}"' in page
         assert f">{title}</a>" in page
-    assert "style=" not in page
-    assert "onclick" not in page
-    assert "7-day median" in page
+
+
+def test_the_owner_reads_why_a_target_fails_but_no_password(ask):
+    page = ask("/")[1]
     assert "no answer from <code>10.9.8.7</code>" in page
     assert "hunter2" not in page
+
+
+def test_what_is_on_screen_is_there_as_json(ask):
     document = ask.json("/api/now.json")
     assert document["hive"]["slots"] == {"total": 104, "active": 6, "releasing": 2}
     assert [target["target"] for target in document["targets"]] == ["box", "cloud", "new"]
     assert document["targets"][1]["url"] == "https://10.9.8.7:8000"
 
 
-def test_without_a_hive_the_page_says_how_to_start_one_and_what_is_not_there_is_a_page_too(bare):
+def test_without_a_hive_the_page_says_how_to_start_one(bare):
     page = bare("/")[1]
     assert "No deployment is running" in page
     assert "<code>skep up -d</code>" in page
     assert "skep monitor add NAME" in page
-    for path, refused in (("/runs/last", 404), ("/tuning/last", 404), ("/compare?runs=a,b", 400)):
-        assert bare(path)[0].status == refused, path
+
+
+def test_what_is_not_there_is_a_page_too(bare):
+    for path, status_code in (
+        ("/runs/last", 404),
+        ("/tuning/last", 404),
+        ("/compare?runs=a,b", 400),
+    ):
+        assert bare(path)[0].status == status_code, path
     response, page = bare("/nowhere")
     assert response.status == 404
     assert "there is no such page" in page
@@ -134,7 +150,7 @@ def test_without_a_hive_the_page_says_how_to_start_one_and_what_is_not_there_is_
 
 
 @pytest.mark.parametrize(
-    ("page", "said", "empty"),
+    ("page", "advice", "empty"),
     [
         ("/history", "skep monitor add", {"views": []}),
         ("/compare", "skep monitor add", {"targets": [], "pairs": []}),
@@ -143,10 +159,10 @@ def test_without_a_hive_the_page_says_how_to_start_one_and_what_is_not_there_is_
         ("/swarm", "skep swarm run TASKS.jsonl", {"runs": []}),
     ],
 )
-def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, said, empty):
+def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, advice, empty):
     response, html = bare(page)
     assert response.status == 200
-    assert said in html
+    assert advice in html
     assert bare.json(f"/api{page}.json") == empty
 
 
@@ -202,9 +218,7 @@ def test_an_error_nobody_expected_is_one_line_without_a_traceback(filled):
         assert str(filled.store) not in page
 
 
-def test_static_files_are_kept_until_they_change_and_the_style_sheet_has_every_colour_of_the_theme(
-    bare, ask, paths
-):
+def test_static_files_are_kept_until_they_change(bare):
     response, _ = bare(asset("skep.css"))
     assert "immutable" in response.headers["cache-control"]
     tag = response.headers["etag"]
@@ -212,20 +226,25 @@ def test_static_files_are_kept_until_they_change_and_the_style_sheet_has_every_c
     assert plain.headers["cache-control"] == "no-cache"
     again, body = bare("/static/skep.css", headers={"if-none-match": tag})
     assert (again.status, body) == (304, "")
+
+
+def test_no_file_beside_the_static_ones_is_served(bare):
     assert bare("/static/..%2fsite.py")[0].status == 404
-    # As it was made once for this version of the library, packed.
-    made = paths.cache / "web" / f"vega-{vega_version()}.js.gz"
-    made.parent.mkdir(parents=True, exist_ok=True)
-    made.write_bytes(gzip.compress(b"vega"))
-    response, _ = ask(vega_address(), "HEAD")
-    assert (
-        response.headers["content-encoding"],
-        "immutable" in response.headers["cache-control"],
-    ) == ("gzip", True)
-    assert (
-        ask("/static/vega.js", headers={"if-none-match": response.headers["etag"]})[0].status
-        == 304
-    )
+
+
+def test_the_script_of_the_charts_is_served_packed_and_kept(ask, paths):
+    # As it was made once for this version of the library.
+    bundle = paths.cache / "web" / f"vega-{vega_version()}.js.gz"
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    bundle.write_bytes(gzip.compress(b"vega"))
+    headers = ask(vega_address(), "HEAD")[0].headers
+    assert headers["content-encoding"] == "gzip"
+    assert "immutable" in headers["cache-control"]
+    again, _ = ask("/static/vega.js", headers={"if-none-match": headers["etag"]})
+    assert again.status == 304
+
+
+def test_the_style_sheet_has_every_colour_of_the_theme():
     css = assets()["skep.css"].body.decode()
     assert theme.style_rules() in css
     for day, night in theme.NIGHT.items():
@@ -236,34 +255,36 @@ def test_static_files_are_kept_until_they_change_and_the_style_sheet_has_every_c
 
 def test_a_template_escapes_what_it_is_given_and_json_has_no_nan():
     source = "<p>\n  {{ words }}\n  <b>{{ nothing }}</b>\n  two\n  lines\n</p>"
-    made = environment().from_string(source).render(words="<x>\x01", nothing=None)
-    assert made == "<p>&lt;x&gt;�<b></b>two lines</p>"
+    html = environment().from_string(source).render(words="<x>\x01", nothing=None)
+    assert html == "<p>&lt;x&gt;�<b></b>two lines</p>"
     assert json_answer({"a": float("nan"), "b": (1, None)}).body == b'{"a":null,"b":[1,null]}\n'
 
 
 def test_a_note_is_written_from_the_page_itself_only(filled):
     site = make_site(filled, host="127.0.0.1", clock=lambda: NOW)
     with running(site) as ask:
-        own = {"origin": ask.origin}
+        own_origin = {"origin": ask.origin}
         note = {
             "text": " NVLink bridges\nremoved ",
             "target": "box",
             "next": "/history?target=box",
         }
-        response, _ = ask("/notes", "POST", form=note, headers=own)
+        response, _ = ask("/notes", "POST", form=note, headers=own_origin)
         assert (response.status, response.headers["location"]) == (303, "/history?target=box")
         elsewhere = (
             {"origin": "https://evil.example"},
             {"origin": "null"},
-            own | {"sec-fetch-site": "cross-site"},
+            own_origin | {"sec-fetch-site": "cross-site"},
         )
         for headers in ({}, *elsewhere):
             assert ask("/notes", "POST", form=note, headers=headers)[0].status == 403
         for wrong in ({"text": "  "}, {"text": "x" * 501}, {"text": "x", "target": "boxx"}, {}):
-            response, page = ask("/notes", "POST", form=wrong, headers=own)
+            response, page = ask("/notes", "POST", form=wrong, headers=own_origin)
             assert response.status == 400
             assert 'role="alert"' in page
-        assert ask("/notes", "POST", form={"text": "x" * 20_000}, headers=own)[0].status == 400
+        assert (
+            ask("/notes", "POST", form={"text": "x" * 20_000}, headers=own_origin)[0].status == 400
+        )
     with open_store(filled.store) as store:
         (event,) = SeriesStore(store).events(NOW - 1, NOW + 1)
     assert (event.kind, event.text, event.target, event.at) == (
@@ -276,26 +297,38 @@ def test_a_note_is_written_from_the_page_itself_only(filled):
 
 def test_the_way_back_keeps_the_query_and_never_leaves_the_site():
     assert way_back("/runs?model=x&b=1") == "/runs?model=x&b=1"
-    for wanted in ("//evil.example", "/\\evil.example", "https://evil.example", "", None, "/a\nb"):
-        assert way_back(wanted) == "/", wanted
+    for address in (
+        "//evil.example",
+        "/\\evil.example",
+        "https://evil.example",
+        "",
+        None,
+        "/a\nb",
+    ):
+        assert way_back(address) == "/", address
 
 
-def test_a_sparkline_breaks_where_nothing_was_measured_and_slots_are_dots_until_there_are_too_many():
-    sparkline = environment().get_template("macros.html").module.sparkline
+@pytest.fixture(scope="module")
+def macros():
+    return environment().get_template("macros.html").module
+
+
+def test_a_sparkline_breaks_where_nothing_was_measured(macros):
     for drawn in (
-        sparkline([1.0, 2.0, None, 3.0, 4.0], "x"),
-        sparkline([1.0, 2.0, 3.0], "x", places=[0, 1, 9], gap=2),
+        macros.sparkline([1.0, 2.0, None, 3.0, 4.0], "x"),
+        macros.sparkline([1.0, 2.0, 3.0], "x", places=[0, 1, 9], gap=2),
     ):
         assert drawn.split('d="')[1].split('"')[0].count("M") == 2
-    assert sparkline([None, 1.0], "x") == ""
-    assert 'd="M3.0 18.0L157.0 18.0"' in sparkline([5.0, 5.0], "flat")
-    slot_picture = environment().get_template("macros.html").module.slots
-    assert slot_picture(8, 3, 1).count("dot busy") == 3
-    assert slot_picture(8, 3, 1).count("dot going") == 1
-    assert slot_picture(8, 3, 1).count("dot free") == 4
-    assert "<rect" in slot_picture(100, 50, 0)
-    assert slot_picture(8, None, None).endswith("–</span>")
-    assert slot_picture(2, 5, 3).count("<i") == 2
+    assert macros.sparkline([None, 1.0], "x") == ""
+    assert 'd="M3.0 18.0L157.0 18.0"' in macros.sparkline([5.0, 5.0], "flat")
+
+
+def test_slots_are_dots_until_there_are_too_many(macros):
+    dots = macros.slots(8, 3, 1)
+    assert [dots.count(f"dot {kind}") for kind in ("busy", "going", "free")] == [3, 1, 4]
+    assert "<rect" in macros.slots(100, 50, 0)
+    assert macros.slots(8, None, None).endswith("–</span>")
+    assert macros.slots(2, 5, 3).count("<i") == 2
 
 
 def test_a_port_in_use_is_one_line(filled):
@@ -326,8 +359,8 @@ def test_a_signal_ends_it_at_once_though_a_browser_watches(env, number):
             browser.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
             assert b"text/event-stream" in browser.recv(4096)
             os.kill(child.pid, number)
-            _, said = child.communicate(timeout=10)
-        assert (child.returncode, said) == (0, b"")
+            _, errors = child.communicate(timeout=10)
+        assert (child.returncode, errors) == (0, b"")
     finally:
         child.kill()
         child.wait()
