@@ -95,7 +95,7 @@ def stored_answers(opening, requests):
     return [json.loads(reply)["result"] for reply in replies if reply != b""]
 
 
-def test_the_first_answers_are_the_whole_servers_own_in_every_version_of_the_protocol(
+def test_the_first_answers_are_the_whole_servers_own_in_every_protocol_version(
     whole_server,
 ):
     """`make docs` writes them anew."""

@@ -187,26 +187,40 @@ def test_a_file_of_tasks_is_named_by_its_whole_path(call, tmp_path):
     assert "already exists" in message
 
 
-def test_results_come_page_by_page_and_are_cut(call, paths):
-    names = [f"t{n}" for n in range(25)]
-    results = [result(name) for name in names[:22]]
+NAMES = [f"t{number}" for number in range(25)]
+
+
+@pytest.fixture
+def long_run(paths):
+    """A run of 25 tasks: the last three answered at length, answered with a value, and failed."""
+    results = [result(name) for name in NAMES[:22]]
     results += [result("t22", answer=LONG), result("t23", answer='{"a": null}', value={"a": None})]
     results += [result("t24", ok=False, answer=None, error="HTTP 500")]
-    run = put_swarm(paths, names, results)
-    first = call("swarm_results", run=run, page_size=100)
-    assert [row["id"] for row in first["results"]] == names[:20]
+    return put_swarm(paths, NAMES, results)
+
+
+def test_results_come_page_by_page(call, long_run):
+    first = call("swarm_results", run=long_run, page_size=100)
+    assert [row["id"] for row in first["results"]] == NAMES[:20]
     assert (first["pages"], first["next_page"], first["matching"]) == (2, 2, 25)
-    last = call("swarm_results", run="last", page=2, page_size=20, chars_per_answer=9999)
+    last = call("swarm_results", run="last", page=2, page_size=20)
+    assert [row["id"] for row in last["results"]] == NAMES[20:]
     assert "next_page" not in last
+    assert call("swarm_results", run=long_run, page=9)["results"] == []
+
+
+def test_answers_in_a_page_of_results_are_cut(call, long_run):
+    last = call("swarm_results", run=long_run, page=2, page_size=20, chars_per_answer=9999)
     long, value, failed = last["results"][2:]
     assert len(long["answer"]) == 2000
     assert long["cut"] == 5000
     assert value == {"id": "t23", "ok": True, "value": {"a": None}}
     assert failed == {"id": "t24", "ok": False, "error": "HTTP 500"}
-    assert [row["id"] for row in call("swarm_results", run=run, only="failed")["results"]] == [
-        "t24"
-    ]
-    assert call("swarm_results", run=run, page=9)["results"] == []
+
+
+def test_the_failed_results_can_be_asked_for_alone(call, long_run):
+    failed = call("swarm_results", run=long_run, only="failed")["results"]
+    assert [row["id"] for row in failed] == ["t24"]
 
 
 def test_one_result_is_had_in_full(call, paths):
@@ -217,19 +231,22 @@ def test_one_result_is_had_in_full(call, paths):
     assert "no task `c`" in call("swarm_result", run=run, task="c")
 
 
-def test_waiting_for_a_run_that_has_ended_returns_at_once_and_no_wait_is_longer_than_the_longest(
-    call, paths
-):
-    """Clients drop calls that take longer, whatever was asked for."""
+def test_waiting_for_a_run_that_has_ended_returns_at_once(call, paths):
     run = put_swarm(paths, ["a", "b"], [result("a"), result("b", ok=False, error="bad " * 200)])
     began = time.monotonic()
     status = call("swarm_wait", run=run)
+    assert time.monotonic() - began < 40
     assert (status["state"], status["done"], status["failed"], status["left"]) == ("done", 1, 1, 0)
     assert status["failures"][0]["task"] == "b"
     assert len(status["failures"][0]["error"]) <= 300
     assert status["tok_s"] == 0.8  # 40 tokens in a session of 50 s
     assert "swarm_retry" in status["next"]
+
+
+def test_no_wait_is_longer_than_the_longest(call, paths):
+    """Clients drop calls that take longer, whatever was asked for."""
     run = put_swarm(paths, ["a", "b"], [result("a")], end=None)
+    began = time.monotonic()
     status = call("swarm_wait", longest_wait_s=0.3, run=run, seconds=86400)
     assert (status["state"], status["left"]) == ("running", 1)
     assert 0.3 <= time.monotonic() - began < 40

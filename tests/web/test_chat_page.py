@@ -37,22 +37,26 @@ def say(ask, **question):
     return answer, body
 
 
-def test_the_page_offers_what_is_served_and_an_answer_comes_as_the_events_of_the_engine(chat):
+def test_the_page_offers_what_is_served(chat):
     ask, _ = chat
     page = ask("/chat")[1]
     assert "<option>fake-model</option>" in page
     assert 'role="alert"' not in page
+
+
+def test_an_answer_comes_as_the_events_of_the_engine(chat):
     ask, engine = chat
     answer, body = say(ask)
-    assert (answer.status, answer.getheader("content-type")) == (
-        200,
-        "text/event-stream; charset=utf-8",
-    )
+    assert answer.status == 200
+    assert answer.getheader("content-type") == "text/event-stream; charset=utf-8"
     events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
     assert any(event["choices"][0]["delta"].get("content") for event in events if event["choices"])
     assert events[-1]["usage"]["completion_tokens"] > 0
     assert engine.state()["requests"] == 1
-    answer, body = say(ask, messages=[{"role": "user", "content": "word " * 5000}])
+
+
+def test_a_question_that_is_too_long_is_refused_in_the_words_of_the_engine(chat):
+    answer, body = say(chat[0], messages=[{"role": "user", "content": "word " * 5000}])
     assert answer.status == 400
     assert "context" in json.loads(body)["error"]["message"]
 
@@ -88,9 +92,7 @@ def test_an_answer_that_is_none_is_one_line_of_json(tmp_path, monkeypatch, statu
     assert json.loads(text)["error"]["message"] == f"HTTP {status}"
 
 
-def test_what_is_no_question_or_of_another_page_is_refused_and_the_public_has_no_chat(
-    chat, tmp_path
-):
+def test_what_is_no_question_is_refused(chat):
     ask, engine = chat
     for bad in (
         {"messages": "hi"},
@@ -101,8 +103,15 @@ def test_what_is_no_question_or_of_another_page_is_refused_and_the_public_has_no
         assert answer.status == 400, bad
         assert json.loads(body)["error"]["message"]
     assert engine.state()["requests"] == 0
+
+
+def test_a_question_of_another_page_is_refused(chat):
+    ask, engine = chat
     assert ask("/api/chat", "POST", {"origin": "http://evil.example"})[0].status == 403
-    with running(Site(installation(tmp_path / "public"), public=True)) as public:
+    assert engine.state()["requests"] == 0
+
+
+def test_the_public_has_no_chat(tmp_path):
+    with running(Site(installation(tmp_path), public=True)) as public:
         assert public("/chat")[0].status == 404
         assert "/chat" not in public("/")[1]
-    assert engine.state()["requests"] == 0

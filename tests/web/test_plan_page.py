@@ -73,24 +73,24 @@ def test_the_page_says_why_every_faster_layout_comes_after_the_first(ask):
     assert all(f"with {speed} tok/s" in reason for speed in faster)
 
 
-def test_without_a_model_there_are_the_form_and_examples_and_one_that_does_not_fit_says_what_would(
-    ask,
-):
-    page = ask("/plan?model=qwen3-235b-a22b&card=rtx-3090&whole=1")[1]
+def test_a_model_that_does_not_fit_says_what_would(ask):
+    query = "model=qwen3-235b-a22b&card=rtx-3090"
+    page = ask(f"/plan?{query}&whole=1")[1]
     assert "does not fit" in page
     assert "what would fit" in page
-    response, body = ask("/api/plan.json?model=qwen3-235b-a22b&card=rtx-3090")
+    response, body = ask(f"/api/plan.json?{query}")
     assert response.status == 400
     assert "does not fit" in json.loads(body)["error"]["message"]
+
+
+def test_without_a_model_there_are_the_form_and_examples(ask):
     page = ask("/plan")[1]
     assert "choose a model" in page
     assert "For example" in page
     assert ask("/api/plan.json")[0].status == 400
 
 
-def test_an_address_holds_all_that_was_asked_and_no_path_reaches_the_reader_of_models(
-    tmp_path, monkeypatch
-):
+def test_an_address_holds_all_that_was_asked():
     plan_query = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, input_tokens=2048)
     assert plan_query.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&input_tokens=2048"
     assert asked_of(plan_query.query()) == plan_query
@@ -98,12 +98,19 @@ def test_an_address_holds_all_that_was_asked_and_no_path_reaches_the_reader_of_m
         plan_query.command()
         == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --prompt-tokens 2048'
     )
-    words = PlanQuery("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
-    assert asked_of(words.query()) == words
-    assert words.flags().gpu == ("2x rtx-3090: nvlink(0-1)",)
     assert asked_of("model=qwen3-8b").flags().gpu == ()  # this machine
-    # Only the catalogue's own names go on: a folder of that name beside the server is not looked
-    # at.
+
+
+def test_a_rig_may_be_described_in_words():
+    plan_query = PlanQuery("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
+    assert asked_of(plan_query.query()) == plan_query
+    assert plan_query.flags().gpu == ("2x rtx-3090: nvlink(0-1)",)
+
+
+def test_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
+    """Only the catalogue's own names go on: a folder of that name beside the server is not looked
+    at.
+    """
     (tmp_path / "qwen3-8b").mkdir()
     (tmp_path / "qwen3-8b" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -136,19 +143,19 @@ def test_a_picture_holds_every_curve_apart_and_a_term_has_one_colour_in_every_ba
     assert len(set(term_colours(plans).values())) == 4
 
 
-def test_a_context_of_nothing_is_no_figure_and_when_many_plans_are_made_the_rest_comes_again(
-    paths,
-):
-    pages = PlanPages(Site(paths))
+def test_a_context_of_nothing_is_no_figure(paths):
     plan_query = PlanQuery("qwen3-8b", "rtx-3090")
-    plan_document = pages._plan(plan_query)
+    plan_document = PlanPages(Site(paths))._plan(plan_query)
     assert "for each agent" in drawn(plan_query, plan_document)
     plan_document["plans"][0]["largest_context"] = 0
-    assert (
-        '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>'
-        in drawn(plan_query, plan_document)
-    )
-    # Each of them would hold a thread, and with all of them held no page at all would be answered.
+    unknown = '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>'
+    assert unknown in drawn(plan_query, plan_document)
+
+
+def test_where_many_plans_are_made_the_rest_comes_again(paths):
+    """Each of them would hold a thread, and with all of them held no page at all would be
+    answered.
+    """
     pages = PlanPages(Site(paths))
     for _ in range(MOST_WAITING):
         assert pages._queue.acquire(blocking=False)

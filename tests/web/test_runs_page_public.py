@@ -147,7 +147,7 @@ def test_figures_are_told_and_the_connection_has_no_words_of_servers_and_people(
     }
 
 
-def test_words_are_told_only_under_names_that_hold_no_others_and_free_documents_keep_the_names_of_files():
+def test_words_are_told_only_under_names_that_hold_no_others():
     facts = {
         "engine": "vllm",
         "remark": "mine",
@@ -160,6 +160,9 @@ def test_words_are_told_only_under_names_that_hold_no_others_and_free_documents_
         "slots": 4,
         "gpus": [{"name": "RTX 3090"}],
     }
+
+
+def test_a_word_that_could_be_an_address_or_a_path_is_not_told():
     private = (
         "http://x",
         "see /etc/x",
@@ -179,6 +182,9 @@ def test_words_are_told_only_under_names_that_hold_no_others_and_free_documents_
         "570.86.10",
     ):
         assert json.loads(public_facts(json.dumps({"engine": words}))) == {"engine": words}
+
+
+def test_free_documents_keep_the_names_of_files():
     free_document = {
         "against": "http://10.9.8.7:8000/v1", "file": "/srv/x/levels.json", "seed": 1,
         "shape": "50/50 mix", "results": [{"headers": {"x": "secret"}, "tool": "guidellm"}],

@@ -83,32 +83,42 @@ def test_a_program_with_the_key_of_an_admin_may_write_a_note(ask):
     assert ask("/notes", "POST", form={"text": "new fan"})[0].status == 403
 
 
-def test_a_key_entered_once_opens_a_session_that_is_never_sent_without_tls_and_never_leads_away(
-    ask,
-):
+def test_a_key_entered_once_opens_a_session(ask):
     response, _ = log_in(ask, next="/runs?model=x")
     assert (response.status, response.headers["location"]) == (303, "/runs?model=x")
-    sent = response.headers["set-cookie"].lower()
-    assert "httponly" in sent
-    assert "samesite=strict" in sent
-    assert KEY not in sent
-    session = {"cookie": cookie_of(response)}
-    answer, page = ask("/", headers=session)
+    answer, page = ask("/", headers={"cookie": cookie_of(response)})
     assert answer.status == 200
     assert answer.headers["cache-control"] == "no-store"
     assert "Log out" in page
+
+
+def test_the_cookie_of_a_session_is_for_this_site_alone_and_holds_no_key(ask):
+    cookie = log_in(ask)[0].headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert KEY not in cookie
+
+
+def test_a_session_that_was_left_opens_nothing(ask):
+    session = {"cookie": cookie_of(log_in(ask)[0])}
     assert ask("/logout", "POST", headers=session | {"origin": ask.origin})[0].status == 303
     assert ask("/", headers=session)[0].status == 303
+
+
+def test_who_enters_a_key_is_never_led_to_another_site(ask):
     assert log_in(ask, next="//evil.example/")[0].headers["location"] == "/"
-    # The browser says by which scheme it came; a proxy's headers may be anybody's.
-    for scheme, secure in (("https", True), ("http", False)):
-        sent = {
-            "host": "box.example",
-            "origin": f"{scheme}://box.example",
-            "x-forwarded-proto": "https",
-        }
-        response, _ = ask("/login", "POST", form={"key": KEY}, headers=sent)
-        assert ("secure" in response.headers["set-cookie"].lower()) is secure
+
+
+@pytest.mark.parametrize(("scheme", "secure"), [("https", True), ("http", False)])
+def test_a_session_begun_with_tls_is_never_sent_without(ask, scheme, secure):
+    """The browser says by which scheme it came; a proxy's headers may be anybody's."""
+    headers = {
+        "host": "box.example",
+        "origin": f"{scheme}://box.example",
+        "x-forwarded-proto": "https",
+    }
+    response, _ = ask("/login", "POST", form={"key": KEY}, headers=headers)
+    assert ("secure" in response.headers["set-cookie"].lower()) is secure
 
 
 @pytest.mark.parametrize("foreign_cookie", ['seen={"tour":1}', "name=a b", "=x", "caf\xe9=1"])
@@ -280,13 +290,16 @@ def test_keys_of_programs_count_as_well_wherever_they_say_that_they_come_from(un
     assert ask(KEY, 201).headers["retry-after"]
 
 
-def test_a_source_may_go_on_once_its_keys_are_old_and_a_network_is_one_source_not_kept_without_end():
+def test_a_source_may_go_on_once_its_wrong_keys_are_old():
     attempts = LoginThrottle()
     for second in range(MOST_WRONG):
         attempts.add_wrong_key("10.0.0.1", second)
     assert attempts.wait_s("10.0.0.1", MOST_WRONG) == WITHIN_S - MOST_WRONG
     assert attempts.wait_s("10.0.0.2", MOST_WRONG) == 0.0
     assert attempts.wait_s("10.0.0.1", WITHIN_S) == 0.0
+
+
+def test_a_network_is_one_source_and_sources_are_not_kept_without_end():
     attempts = LoginThrottle()
     for last in range(MOST_WRONG):
         attempts.add_wrong_key(f"2001:db8:1:2:3::{last:x}", 0.0)
