@@ -31,30 +31,38 @@ UNLABELLED = """() => [...document.querySelectorAll("input:not([type=hidden]), s
     .filter((field) => !(field.labels && field.labels.length) && !field.getAttribute("aria-label"))
     .map((field) => field.outerHTML)"""
 UNNAMED = """() => [...document.querySelectorAll("img:not([alt]), svg[role=img]")]
-    .filter((one) => one.tagName === "IMG" || !(one.querySelector("title") || one.getAttribute("aria-label")))
+    .filter((one) => one.tagName === "IMG"
+        || !(one.querySelector("title") || one.getAttribute("aria-label")))
     .map((one) => one.outerHTML.slice(0, 200))"""
 # What a reader meets with Tab: controls that have a size, are not disabled and not inside
 # something folded.
-REACHABLE = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
-    .filter((one) => one.type !== "hidden" && !one.disabled && one.checkVisibility({visibilityProperty: true}))"""
+REACHABLE = """() => [...document.querySelectorAll(
+        "a[href], button, input, select, textarea, summary, [tabindex='0']")]
+    .filter((one) => one.type !== "hidden" && !one.disabled
+        && one.checkVisibility({visibilityProperty: true}))"""
 NUMBERED = f"({REACHABLE})().forEach((one, index) => {{ one.dataset.tabTest = index; }})"
 FOCUSED = "document.activeElement.dataset.tabTest"
 OUTLINED = """() => { const style = getComputedStyle(document.activeElement);
-    return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0 || style.boxShadow !== "none"; }"""
+    return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0
+        || style.boxShadow !== "none"; }"""
 # Of every text outside of pictures: its colour, the first ground behind it that is not clear,
 # whether it is large.
-WORDS = """() => { const found = {}; const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+WORDS = """() => { const found = {};
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     const clear = (colour) => colour === "transparent" || /, 0\\)$/.test(colour);
     while (walk.nextNode()) { const one = walk.currentNode.parentElement;
         if (!walk.currentNode.data.trim() || !one.checkVisibility()) continue;
         if (one.closest("svg, script, noscript, :disabled")) continue;
         let behind = one;
-        while (behind.parentElement && clear(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+        while (behind.parentElement && clear(getComputedStyle(behind).backgroundColor))
+            behind = behind.parentElement;
         const style = getComputedStyle(one);
-        const met = [style.color, getComputedStyle(behind).backgroundColor, parseFloat(style.fontSize) >= 24];
+        const met = [style.color, getComputedStyle(behind).backgroundColor,
+            parseFloat(style.fontSize) >= 24];
         found[met.join(" on ")] = [...met, walk.currentNode.data.trim().slice(0, 60)]; }
     return Object.values(found); }"""
-COLOURS = """() => { const style = getComputedStyle(document.body); return [style.color, style.backgroundColor]; }"""
+COLOURS = """() => { const style = getComputedStyle(document.body);
+    return [style.color, style.backgroundColor]; }"""
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -11,7 +11,8 @@ from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.tuner.store import TuningStore
 
-ROLLS = """() => { const one = document.querySelector(".roll"); return one.scrollWidth > one.clientWidth; }"""
+ROLLS = """() => { const one = document.querySelector(".roll");
+    return one.scrollWidth > one.clientWidth; }"""
 
 
 def test_the_tuning_is_drawn_with_all_its_words_inside(visit, site):

@@ -13,13 +13,17 @@ PHONE = {"width": 360, "height": 740}
 CUT_OFF = """() => [...document.querySelectorAll("main svg, main, header")].flatMap((frame) => {
     if (!frame.checkVisibility()) return [];
     const drawn = frame.tagName === "svg";
-    const edge = drawn ? frame.getBoundingClientRect() : {left: 0, right: innerWidth, bottom: Infinity};
+    const edge = drawn ? frame.getBoundingClientRect()
+        : {left: 0, right: innerWidth, bottom: Infinity};
     return [...frame.querySelectorAll(drawn ? "text" : "*")].filter((one) => {
-        if (!one.checkVisibility() || !drawn && one.closest("svg, .scroll, .roll, .unseen, .skip")) return false;
+        if (!one.checkVisibility()) return false;
+        if (!drawn && one.closest("svg, .scroll, .roll, .unseen, .skip")) return false;
         const box = one.getBoundingClientRect();
-        return box.width && (box.left < edge.left - 2 || box.right > edge.right + 2 || box.bottom > edge.bottom + 2);
+        return box.width && (box.left < edge.left - 2 || box.right > edge.right + 2
+            || box.bottom > edge.bottom + 2);
     }).map((one) => one.outerHTML.slice(0, 200)); })"""
-WIDER = """() => [...document.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth + 1)
+WIDER = """() => [...document.querySelectorAll(".scroll")]
+    .filter((one) => one.scrollWidth > one.clientWidth + 1)
     .map((one) => one.getAttribute("aria-label"))"""
 DESK = {"width": 1280, "height": 900}
 

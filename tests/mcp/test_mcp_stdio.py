@@ -2,14 +2,17 @@
 with a fake engine.
 """
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 import pytest
 
+from commands import environment
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
@@ -118,40 +121,65 @@ async def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_canc
     assert [row["id"] for row in results["results"]] == ["short"]
 
 
-async def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(front, env):
-    heard = []
+class FollowedRun(NamedTuple):
+    """What a client was told of a run of `SHORT`, from its beginning to its end."""
 
-    async def listen(progress, total, message):
-        heard.append((progress, total, message))
+    progress: list[tuple[float, float, str]]
+    status: dict[str, Any]
+    pages: list[dict[str, Any]]
+    file_7: dict[str, Any]
 
-    async with client_here(env, front.url) as client:
+
+@pytest.fixture(scope="module")
+def followed(front, tmp_path_factory):
+    """A run that was dispatched, waited for and fetched page by page, once for several tests."""
+    return asyncio.run(follow(environment(tmp_path_factory.mktemp("home")), front.url))
+
+
+async def follow(env, url):
+    progress = []
+
+    async def listen(done, total, message):
+        progress.append((done, total, message))
+
+    async with client_here(env, url) as client:
         sent = await ask(
             client, "swarm_dispatch", tasks=SHORT, template="Say {text}", max_tokens=10
         )
-        status = await wait(client, sent["run"], progress_callback=listen)
+        run = sent["run"]
+        status = await wait(client, run, progress_callback=listen)
         pages = [
-            await ask(client, "swarm_results", run=sent["run"], page=page, page_size=5)
+            await ask(client, "swarm_results", run=run, page=page, page_size=5)
             for page in (1, 2, 3)
         ]
-        whole = await ask(client, "swarm_result", run=sent["run"], task="file-7")
-    assert (status["state"], status["done"], status["failed"], status["left"]) == (
-        "done",
-        12,
-        0,
-        0,
-    )
+        file_7 = await ask(client, "swarm_result", run=run, task="file-7")
+    return FollowedRun(progress, status, pages, file_7)
+
+
+def test_dispatched_tasks_are_all_done_in_the_end(followed):
+    status = followed.status
+    counts = tuple(status[name] for name in ("done", "failed", "left"))
+    assert (status["state"], *counts) == ("done", 12, 0, 0)
     assert status["tok_s"] > 0
-    rows = [row for page in pages for row in page["results"]]
+
+
+def test_results_are_fetched_page_by_page(followed):
+    rows = [row for page in followed.pages for row in page["results"]]
     assert [row["id"] for row in rows] == [f"file-{n}" for n in range(12)]
     assert all(row["ok"] and row["answer"] for row in rows)
-    assert [page.get("next_page") for page in pages] == [2, 3, None]
-    assert (whole["id"], whole["ok"], whole["tries"]) == ("file-7", True, 1)
-    assert all(total == 12 and "of 12 done" in message for _, total, message in heard)
-    assert (
-        [progress for progress, _, _ in heard]
-        == sorted({progress for progress, _, _ in heard})
-        != []
-    )
+    assert [page.get("next_page") for page in followed.pages] == [2, 3, None]
+
+
+def test_one_result_is_fetched_whole(followed):
+    result = followed.file_7
+    assert (result["id"], result["ok"], result["tries"]) == ("file-7", True, 1)
+
+
+def test_who_waits_hears_of_the_progress(followed):
+    assert all(total == 12 and "of 12 done" in message for _, total, message in followed.progress)
+    steps = [done for done, _, _ in followed.progress]
+    assert steps
+    assert steps == sorted(set(steps))
 
 
 async def test_a_run_can_be_cancelled_and_resumed_at_once(front, env):
@@ -199,7 +227,10 @@ async def test_capacity_has_the_speed_of_the_newest_benchmark_of_that_model(fron
 
 HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",
-    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    },
 }  # fmt: skip
 PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
 

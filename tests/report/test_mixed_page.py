@@ -47,14 +47,14 @@ def _level(c, ttft, turns, total, tok_s, aggregate, side):
         concurrency=c,
         repeats=1,
         turns=tuple(
-            _turn(i, ms / 1000, *((None, None) if i else (ttft, tok_s)))
+            _turn(i, ms / 1000, ttft if i == 0 else None, tok_s if i == 0 else None)
             for i, ms in enumerate(turns)
         ),
         side=tuple(_side(f"S{i + 1}", s) for i, s in enumerate(side)),
         wall_s=total,
         aggregate_tok_s=aggregate,
         seconds_per_task=total / (3 + len(side)),
-        held_share=0.34 if c == 5 else 0.7 if c > 1 else None,
+        held_share={1: None, 5: 0.34}.get(c, 0.7),
         outcomes=(("passed", 3 + len(side)),),
         **dict.fromkeys(PRIMARY, total),
     )

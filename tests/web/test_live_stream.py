@@ -28,10 +28,10 @@ class Readings:
 
     def __init__(self, *answers):
         self.answers = list(answers)
-        self.asked = 0
+        self.calls = 0
 
     def __call__(self, _site):
-        self.asked += 1
+        self.calls += 1
         if len(self.answers) > 1:
             answer = self.answers.pop(0)
         else:
@@ -48,13 +48,13 @@ class Browser:
         self.events = asyncio.Queue()
         self.status = None
         self.ended = False
-        self._gone = asyncio.Event()
+        self._left_page = asyncio.Event()
 
     def leave(self):
-        self._gone.set()
+        self._left_page.set()
 
     async def receive(self):
-        await self._gone.wait()
+        await self._left_page.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message):
@@ -92,7 +92,7 @@ async def test_one_reader_serves_all_browsers(env):
         for _ in range(3):
             for guest in guests:
                 assert (await guest.events.get())["state"] == "up"
-        assert readings.asked <= 10
+        assert readings.calls <= 10
 
 
 async def test_only_what_changed_is_sent_again(env):
@@ -138,11 +138,11 @@ async def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env
         while live._streams:
             await asyncio.sleep(0)
         now[0] += live_module.LINGER_S + 1
-        while live._wanted.is_set():
+        while live._demand.is_set():
             await asyncio.sleep(0)
-        calls = readings.asked
+        calls = readings.calls
         await asyncio.sleep(0.05)
-        assert readings.asked == calls
+        assert readings.calls == calls
         assert (await live.fresh())["state"] == "up"
 
 

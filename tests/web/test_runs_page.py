@@ -141,7 +141,8 @@ def test_the_report_is_a_file_of_its_own(ask):
 
 
 def test_two_ticked_runs_go_to_the_page_that_compares(ask):
-    slow, fast = MADE["slow"], MADE["fast"]
+    slow = MADE["slow"]
+    fast = MADE["fast"]
     response, _ = ask(f"/runs/compare?run={slow}&run={fast}")
     assert response.status == 303
     assert response.headers["location"] == f"/compare?runs={slow},{fast}"
@@ -179,7 +180,7 @@ def test_a_list_has_pages_of_fifty(tmp_path):
     with open_store(paths.store) as store:
         runs = store.runs()
     listing = listed(runs, RunsQuery(page=9), lambda _run: RunFigures())
-    assert (listing.pages, listing.asked.page, len(listing.runs), listing.total) == (2, 2, 2, 52)
+    assert (listing.pages, listing.query.page, len(listing.runs), listing.total) == (2, 2, 2, 52)
 
 
 def test_where_a_run_ran_is_told_in_a_few_words(paths):

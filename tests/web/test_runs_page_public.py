@@ -22,8 +22,9 @@ SECRETS = ("10.9.8.7", "box.internal", "/srv/", "LEAK", PROMPT, ANSWER, "127.0.0
 CONFIG = {
     "concurrency": [1, 2, 4], "workload": {**WORKLOAD, "shape": ("see "
 "http://10.9.8.7/LEAK"), "system_prompt": "LEAK"},
-    "trace": "LEAK.jsonl", "target": "http://box.internal", "api_key": 12345678, "note": "LEAK", "headers": {"x": 1},
-    "file": "/srv/LEAK", "results": [{"tokenizer_id": "/srv/LEAK", "backend": "vllm", "requests": 7}],
+    "trace": "LEAK.jsonl", "target": "http://box.internal", "api_key": 12345678, "note": "LEAK",
+    "headers": {"x": 1}, "file": "/srv/LEAK",
+    "results": [{"tokenizer_id": "/srv/LEAK", "backend": "vllm", "requests": 7}],
 }  # fmt: skip
 TOLD = {**ENGINE, "server": ("nginx at "
 "box.internal"), "model_path": "/srv/LEAK.gguf", "argv": ["--key", "LEAK"],

@@ -128,7 +128,7 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
         f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, "
         "? not comparable"
     )
-    print_records(comparison_columns(), group_by_level(outcome.found))
+    print_records(comparison_columns(), group_by_level(outcome.comparisons))
     note(*outcome.remarks())
     print(outcome.words)  # noqa: T201
     return outcome.exit_code

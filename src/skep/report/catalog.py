@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from skep.store.records import CalibrationRecord
 
 _SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
-_left = partial(Column, right=False)
+_text_column = partial(Column, right=False)
 
 
 def _billions(count: float) -> str:
@@ -41,8 +41,8 @@ def _billions(count: float) -> str:
 
 
 DEVICES: tuple[Column[Device], ...] = (
-    _left("id", "GPU", lambda card: card.id),
-    _left("arch", "ARCH", lambda card: card.arch, rank=2),
+    _text_column("id", "GPU", lambda card: card.id),
+    _text_column("arch", "ARCH", lambda card: card.arch, rank=2),
     Column("memory_gib", "MEMORY GiB", lambda card: f"{card.memory_gib:g}"),
     Column("bandwidth_gbs", "GB/s", lambda card: card.bandwidth_gbs, as_count),
     Column("fp16_tflops", "FP16 TFLOPS", lambda card: card.fp16_tflops, partial(number, digits=1)),
@@ -53,12 +53,12 @@ DEVICES: tuple[Column[Device], ...] = (
         partial(number, digits=1),
         rank=4,
     ),
-    _left("formats", "FORMATS", lambda card: " ".join(card.formats), rank=1),
+    _text_column("formats", "FORMATS", lambda card: " ".join(card.formats), rank=1),
     Column("nvlink_gbs", "NVLINK GB/s", lambda card: card.nvlink_gbs, as_count, rank=3),
     Column("tdp_w", "WATT", lambda card: card.tdp_w, as_count, rank=3),
 )
 MODELS: tuple[Column[Geometry], ...] = (
-    _left("id", "MODEL", lambda model: model.id),
+    _text_column("id", "MODEL", lambda model: model.id),
     Column("params_total", "PARAMETERS", lambda model: model.params_total, _billions),
     Column("params_active", "ACTIVE", lambda model: model.params_active, _billions),
     Column("layers", "LAYERS", lambda model: model.layers, rank=2),
@@ -75,23 +75,23 @@ MODELS: tuple[Column[Geometry], ...] = (
     Column("max_context", "CONTEXT", lambda model: model.max_context or None, as_count),
 )
 _VALUES: tuple[Column[tuple[str, Any, ValueOrigin | None]], ...] = (
-    _left("value", "VALUE", lambda row: row[0]),
+    _text_column("value", "VALUE", lambda row: row[0]),
     Column("", "", lambda row: _value_text(row[1])),
-    _left("confidence", "SURE", lambda row: row[2] and row[2].confidence),
-    _left("source", "SOURCE", lambda row: row[2] and row[2].source),
+    _text_column("confidence", "SURE", lambda row: row[2] and row[2].confidence),
+    _text_column("source", "SOURCE", lambda row: row[2] and row[2].source),
 )
 
 
 CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
-    _left("hub", "CHECKPOINT", lambda checkpoint: checkpoint.hub),
-    _left(
+    _text_column("hub", "CHECKPOINT", lambda checkpoint: checkpoint.hub),
+    _text_column(
         "format",
         "FORMAT",
         lambda checkpoint: " ".join(QUANTS[name].title for name in checkpoint.formats),
     ),
-    _left("engines", "ENGINES", lambda checkpoint: " ".join(checkpoint.engines)),
+    _text_column("engines", "ENGINES", lambda checkpoint: " ".join(checkpoint.engines)),
     Column("gb", "GB", lambda checkpoint: checkpoint.disk_gb, partial(number, digits=1)),
-    _left(
+    _text_column(
         "has",
         "HAS",
         lambda checkpoint: " ".join(
@@ -99,7 +99,7 @@ CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
         ),
         rank=1,
     ),
-    _left("sure", "SURE", lambda checkpoint: checkpoint.origin.confidence, rank=1),
+    _text_column("sure", "SURE", lambda checkpoint: checkpoint.origin.confidence, rank=1),
 )
 
 
@@ -125,7 +125,7 @@ def print_model(model: Geometry) -> None:
     }
     print()  # noqa: T201
     columns: list[Column[Any]] = [
-        _left("kept", "KEPT", itemgetter(0)),
+        _text_column("kept", "KEPT", itemgetter(0)),
         Column("bytes", "BYTES", itemgetter(1)),
     ]
     print_records(columns, list(sizes.items()))
@@ -374,7 +374,8 @@ def print_calibration(row: CalibrationRecord) -> None:
     from skep.deploy.stored_calibration import fitted_now, levels_json, measured_of
 
     fitted = fitted_now(row)
-    print(f"{row.model} {row.quant}, {row.layout} on {row.rig}, {row.engine}: {fitted}")  # noqa: T201
+    title = f"{row.model} {row.quant}, {row.layout} on {row.rig}, {row.engine}"
+    print(f"{title}: {fitted}")  # noqa: T201
 
     columns: list[Column[dict[str, Any]]] = [
         Column("concurrency", "C", itemgetter("concurrency")),

@@ -419,8 +419,8 @@ def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     bars_are_narrow = len(losses) > 9
     label_of = partial(number, digits=0) if bars_are_narrow else percent
     rows = [{"c": c, "pct": pct, "label": label_of(pct)} for c, pct in losses]
-    least = min([0.0, *(pct or 0.0 for _, pct in losses)])
-    return drawing("contention", {"bars": rows}, agents=AGENTS, low=1.15 * least)
+    lowest = min([0.0, *(pct or 0.0 for _, pct in losses)])
+    return drawing("contention", {"bars": rows}, agents=AGENTS, low=1.15 * lowest)
 
 
 def _percentiles_chart(

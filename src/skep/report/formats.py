@@ -9,23 +9,23 @@ from skep.report.columns import Column, as_count, plural, print_records
 from skep.units import number
 
 _MIB = 1024  # in a GiB
-_left = partial(Column, right=False)
+_text_column = partial(Column, right=False)
 _HEAD: tuple[Column[FormatRow], ...] = (
-    _left("engine", "ENGINE", lambda row: row.engine, rank=2),
-    _left("kernel", "KERNEL", lambda row: row.kernel, rank=3),
-    _left("layout", "LAYOUT", lambda row: row.layout, rank=1),
+    _text_column("engine", "ENGINE", lambda row: row.engine, rank=2),
+    _text_column("kernel", "KERNEL", lambda row: row.kernel, rank=3),
+    _text_column("layout", "LAYOUT", lambda row: row.layout, rank=1),
     Column("tok_s", "TOK/S", lambda row: row.tok_s, as_count),
     Column("context_each", "CONTEXT", lambda row: row.context_each, as_count, rank=1),
-    _left("verdict", "VERDICT", lambda row: row.verdict),
-    _left("why", "WHY", lambda row: row.why),
+    _text_column("verdict", "VERDICT", lambda row: row.verdict),
+    _text_column("why", "WHY", lambda row: row.why),
 )
 WEIGHTS: tuple[Column[FormatRow], ...] = (
-    _left("title", "WEIGHTS", lambda row: row.title),
+    _text_column("title", "WEIGHTS", lambda row: row.title),
     Column("size_gib", "GiB", lambda row: row.size_gib, partial(number, digits=1)),
     *_HEAD,
 )
 KV: tuple[Column[FormatRow], ...] = (
-    _left("title", "KV", lambda row: row.title),
+    _text_column("title", "KV", lambda row: row.title),
     Column(
         "size_gib", "MiB/1000 TOKENS", lambda row: row.size_gib * _MIB, partial(number, digits=1)
     ),

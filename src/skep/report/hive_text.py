@@ -302,7 +302,8 @@ def print_preview(preview: dict[str, Any]) -> None:
     for url in preview["upstream"]:
         print(f"upstream: {url}")  # noqa: T201
     models = [served["model"] for served in preview["serve"]]
-    print("\n".join(endpoint_lines(preview["openai_base_url"], models, keyed=preview["keyed"])))  # noqa: T201
+    lines = endpoint_lines(preview["openai_base_url"], models, keyed=preview["keyed"])
+    print("\n".join(lines))  # noqa: T201
 
 
 def _preview_lines(served: Mapping[str, Any]) -> list[str]:
@@ -381,7 +382,7 @@ def to_do_line(findings: Sequence[HostFinding]) -> str:
     return f"{plural(len(checks), 'thing')} to do: {', '.join(checks)}"
 
 
-_one = "{:,.1f}".format
+_rounded = "{:,.1f}".format
 
 
 TARGETS: tuple[Column[ProbeTarget], ...] = (
@@ -415,15 +416,15 @@ def status_columns(now: float, *, running: bool) -> tuple[Column[TargetStatus], 
             "value",
             "NOW",
             _of_first("tok/s", "latest.value"),
-            lambda value: f"{_one(value)} tok/s",
+            lambda value: f"{_rounded(value)} tok/s",
         ),
-        Column("median_7d", "7 D MEDIAN", _of_first("tok/s", "week.median"), _one, rank=2),
+        Column("median_7d", "7 D MEDIAN", _of_first("tok/s", "week.median"), _rounded, rank=2),
         Column("ratio", "CHANGE", _of_first("tok/s", "ratio"), percent),
         Column(
             "ttft_ms",
             "TTFT",
             _of_first("ms", "latest.value"),
-            lambda value: f"{_one(value)} ms",
+            lambda value: f"{_rounded(value)} ms",
             rank=1,
         ),
         Column(
@@ -457,10 +458,12 @@ SAMPLES: tuple[Column[ProbeSample], ...] = (
         lambda sample: f"{sample.heat} {sample.shape} c{sample.concurrency}",
         right=False,
     ),
-    Column("tok_s", "TOK/S", lambda sample: sample.tok_s, _one),
-    Column("engine_tok_s", "ENGINE", lambda sample: sample.engine_tok_s, _one, rank=1),
-    Column("effective_tok_s", "EFFECTIVE", lambda sample: sample.effective_tok_s, _one, rank=2),
-    Column("ttft_ms", "TTFT MS", lambda sample: sample.ttft_ms, _one),
+    Column("tok_s", "TOK/S", lambda sample: sample.tok_s, _rounded),
+    Column("engine_tok_s", "ENGINE", lambda sample: sample.engine_tok_s, _rounded, rank=1),
+    Column(
+        "effective_tok_s", "EFFECTIVE", lambda sample: sample.effective_tok_s, _rounded, rank=2
+    ),
+    Column("ttft_ms", "TTFT MS", lambda sample: sample.ttft_ms, _rounded),
     Column("output_tokens", "TOKENS", lambda sample: sample.output_tokens, rank=3),
     Column("error", "NOTE", lambda sample: sample.error or "", right=False),
 )
@@ -473,8 +476,8 @@ def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...
     """Return two targets beside each other, a row for each kind of run; the ratio is B over A."""
     return (
         Column("run", "KIND OF RUN", lambda row: in_words(row.key), right=False),
-        Column("a", printable(a), at("versus.a.median"), _one),
-        Column("b", printable(b), at("versus.b.median"), _one),
+        Column("a", printable(a), at("versus.a.median"), _rounded),
+        Column("b", printable(b), at("versus.b.median"), _rounded),
         Column("ratio", "RATIO", at("versus.ratio.estimate"), "{:.2f}x".format),
         Column("interval", "95 %", lambda row: _interval(row.versus.ratio), rank=2, right=False),
         Column("cv_a", "CV A", at("versus.a.cv"), "{:.1%}".format, rank=3),

@@ -259,8 +259,8 @@ def _print_rigs(answer: PlanAnswer) -> None:
         return lambda choice: value(choice.plans[0]) if choice.plans else None
 
     columns: list[Column[PlanChoice]] = [
-        _left("rig", "RIG", _rig_words),
-        _left(
+        _text_column("rig", "RIG", _rig_words),
+        _text_column(
             "best",
             "BEST",
             lambda choice: _what(choice.plans[0]) if choice.plans else "does not fit",
@@ -276,7 +276,7 @@ def _print_rigs(answer: PlanAnswer) -> None:
             as_count,
             optional=True,
         ),
-        _left(
+        _text_column(
             "promise",
             "REQUIREMENT",
             of_best(lambda p: "met" if p.rated.keeps_promise else "not met"),
@@ -436,7 +436,7 @@ def _at(plan: Plan, agents: int) -> Predicted:
 
 
 _FIGURE_WORDS = "TOK/S: all agents, reading prompts included; STREAM: one answer while it streams"
-_left = partial(Column, right=False)
+_text_column = partial(Column, right=False)
 # Figures at one number of agents, of layouts and of levels alike
 _FIGURES: tuple[Column[Predicted], ...] = (
     Column("effective_tok_s", "TOK/S", lambda p: p.effective_tok_s, as_count),
@@ -496,14 +496,14 @@ def _layouts(answer: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         return replace(column, value=lambda pair: column.value(_at(pair[1], agents)))
 
     columns: list[Column[Ranked]] = [
-        _left("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout))
+        _text_column("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout))
     ]
     if len(answer.engines) > 1:
-        columns.append(_left("engine", "ENGINE", lambda pair: pair[1].setup.engine))
+        columns.append(_text_column("engine", "ENGINE", lambda pair: pair[1].setup.engine))
     columns += [
-        _left("quant", "WEIGHTS", lambda pair: pair[1].setup.quant.title),
-        _left("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
-        _left("spec", "DRAFTS", lambda pair: _drafts(pair[1]), rank=2),
+        _text_column("quant", "WEIGHTS", lambda pair: pair[1].setup.quant.title),
+        _text_column("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
+        _text_column("spec", "DRAFTS", lambda pair: _drafts(pair[1]), rank=2),
         Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
         Column("context", "CONTEXT", lambda pair: pair[1].rated.context_each, as_count),
         Column("longest", "LONGEST", lambda pair: pair[1].setup.context, as_count, rank=3),
@@ -548,11 +548,11 @@ def _memory(plan: Plan) -> None:
         return f"{term.how}; beside the budget"
 
     columns: list[Column[Term]] = [
-        _left("term", "TERM", lambda term: term.name),
+        _text_column("term", "TERM", lambda term: term.name),
         Column("gib", "GiB", lambda term: f"{term.bytes / GIB:.2f}"),
         Column("share", "OF CARD", lambda term: f"{term.bytes / usable * 100:.0f} %"),
-        _left("bar", "", bar, rank=1),
-        _left("how", "HOW", how),
+        _text_column("bar", "", bar, rank=1),
+        _text_column("how", "HOW", how),
     ]
     print_records(columns, plan.memory.terms)
     setup = plan.setup

@@ -83,7 +83,7 @@ class QualityRow(msgspec.Struct, frozen=True):
     """
 
     name: str
-    found: PairedDifference | None = None
+    paired: PairedDifference | None = None
     changed: float | None = None  # share of the texts
     arm: ArmFigures | None = None
     claim: str = ""
@@ -105,25 +105,25 @@ def _exactly(share: float) -> str:
 def _of(
     part: str, key: str, title: str, text: Callable[[Any], str], **options: Any
 ) -> Column[QualityRow]:
-    """Return a figure of the row's difference (`found`) or of its requests (`arm`)."""
+    """Return a figure of the row's difference (`paired`) or of its requests (`arm`)."""
     return Column(key, title, at(f"{part}.{key}"), text, **options)
 
 
 _COLUMNS: tuple[Column[QualityRow], ...] = (
     Column("concurrency", "C", lambda row: row.name),
-    _of("found", "items", "items", as_count),
-    _of("found", "pairs", "pairs", as_count),
-    _of("found", "base_rate", "at C=1", _exactly, group=("Passed", "at C = 1")),
-    _of("found", "rate", "at C", _exactly, group=("Passed", "at C")),
-    _of("found", "difference", "points", _signed),
+    _of("paired", "items", "items", as_count),
+    _of("paired", "pairs", "pairs", as_count),
+    _of("paired", "base_rate", "at C=1", _exactly, group=("Passed", "at C = 1")),
+    _of("paired", "rate", "at C", _exactly, group=("Passed", "at C")),
+    _of("paired", "difference", "points", _signed),
     Column(
         "bounds",
         "95 % bounds",
-        lambda row: row.found,
+        lambda row: row.paired,
         lambda difference: f"{_signed(difference.low)} .. {_signed(difference.high)}",
     ),
-    _of("found", "lost", "lost", as_count),
-    _of("found", "gained", "gained", as_count),
+    _of("paired", "lost", "lost", as_count),
+    _of("paired", "gained", "gained", as_count),
     Column("texts_changed", "texts changed", lambda row: row.changed, as_percent),
     _of("arm", "ttft_p50_ms", "TTFT p50", number, unit=" ms"),
     _of("arm", "ttft_p95_ms", "TTFT p95", number, unit=" ms"),

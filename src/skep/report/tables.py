@@ -193,7 +193,7 @@ class CompareResult(msgspec.Struct, frozen=True):
     `worse`: the regressions, beyond `allowed`; `worse_words`: those of no level.
     """
 
-    found: Sequence[Comparison]
+    comparisons: Sequence[Comparison]
     worse: Sequence[Comparison]
     allowed: float
     worse_words: tuple[str, ...] = ()
@@ -202,7 +202,9 @@ class CompareResult(msgspec.Struct, frozen=True):
     def verdict(self) -> str:
         if self.worse or self.worse_words:
             return "regression"
-        judged = any(comparison.judgement is not Judgement.UNKNOWN for comparison in self.found)
+        judged = any(
+            comparison.judgement is not Judgement.UNKNOWN for comparison in self.comparisons
+        )
         if judged:
             return "no regression"
         return "not comparable"
@@ -237,7 +239,7 @@ class CompareResult(msgspec.Struct, frozen=True):
             "a": a,
             "b": b,
             "threshold": self.allowed,
-            "comparisons": to_builtins(self.found),
+            "comparisons": to_builtins(self.comparisons),
             "regressions": len(self.worse) + len(self.worse_words),
             "verdict": self.verdict,
             "verdict_in_words": self.words,
@@ -250,7 +252,7 @@ class CompareResult(msgspec.Struct, frozen=True):
         regressions = {(comparison.concurrency, comparison.metric) for comparison in self.worse}
         beyond = f"more than {100 * self.allowed:g} %, at 95 % over all"
         remarks = []
-        for comparison in self.found:
+        for comparison in self.comparisons:
             name = _figure_name(comparison)
             is_worse = comparison.judgement is Judgement.WORSE
             is_judged = is_worse or comparison.judgement is Judgement.BETTER
@@ -259,22 +261,26 @@ class CompareResult(msgspec.Struct, frozen=True):
             if is_worse and (comparison.concurrency, comparison.metric) not in regressions:
                 remarks.append(
                     f"{name} is {100 * loss(comparison):.1f} % worse: no regression, "
-                    f"which is {beyond} {len(self.found)} figures"
+                    f"which is {beyond} {len(self.comparisons)} figures"
                 )
         return [*remarks, *self._not_compared()]
+
+    def _has_judgement(self) -> bool:
+        return any(
+            comparison.judgement is not Judgement.UNKNOWN for comparison in self.comparisons
+        )
 
     def _not_compared(self) -> list[str]:
         """Return each reason once, with the levels that could not be judged for it."""
         reasons = dict.fromkeys(
             comparison.why
-            for comparison in self.found
+            for comparison in self.comparisons
             if comparison.judgement is Judgement.UNKNOWN and comparison.why
         )
         remarks = []
         for why in reasons:
-            levels = dict.fromkeys(
-                f"C={comparison.concurrency}" for comparison in self.found if comparison.why == why
-            )
+            concerned = (comparison for comparison in self.comparisons if comparison.why == why)
+            levels = dict.fromkeys(f"C={comparison.concurrency}" for comparison in concerned)
             remarks.append(f"{' and '.join(levels)} not compared: {why}")
         return remarks
 
@@ -290,7 +296,9 @@ class ModelChoice(CompareResult, frozen=True):
 
     @property
     def verdict(self) -> str:
-        judged = any(comparison.judgement is not Judgement.UNKNOWN for comparison in self.found)
+        judged = any(
+            comparison.judgement is not Judgement.UNKNOWN for comparison in self.comparisons
+        )
         if self.better == "A":
             return "regression"
         if judged or self.better:

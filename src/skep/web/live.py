@@ -218,7 +218,7 @@ class Live:
         self._ttft: dict[str, float] | None = None
         self._ttft_at = self._watched_at = self._read_at = self._left_at = float("-inf")
         self._streams = 0
-        self._wanted = asyncio.Event()
+        self._demand = asyncio.Event()
         self._changed = asyncio.Event()
         self._reading = asyncio.Lock()  # one reading at a time: rates are between readings
         self.closing = False
@@ -235,12 +235,12 @@ class Live:
 
     async def run(self) -> None:
         while True:
-            await self._wanted.wait()
+            await self._demand.wait()
             began = self._clock()
             await self.read_once()
             await asyncio.sleep(max(0.0, began + self._every_s - self._clock()))
             if not self._streams and self._clock() - self._left_at > LINGER_S:
-                self._wanted.clear()
+                self._demand.clear()
                 self._readings.forget()  # rates over a rest would be rates of long ago
                 self.document = {}  # and so would all the rest be
 
@@ -248,7 +248,7 @@ class Live:
         """For a page: a reading of the last seconds, or whatever there is after a short wait."""
         stale = self._clock() - self._read_at > 2 * self._every_s
         self._left_at = self._clock()
-        self._wanted.set()
+        self._demand.set()
         if stale:
             await self.changed(self._first_paint_s)
         return self.document
@@ -262,7 +262,7 @@ class Live:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         self._streams += 1
-        self._wanted.set()
+        self._demand.set()
         try:
             yield
         finally:

@@ -83,7 +83,7 @@ class RunsQuery(msgspec.Struct, frozen=True):
 class RunListing(msgspec.Struct, frozen=True):
     """One page of the runs that are asked for."""
 
-    asked: RunsQuery
+    query: RunsQuery
     runs: tuple[StoredRun, ...]
     total: int  # of those asked for
     stored: int  # in all, without runs of tunings
@@ -123,7 +123,7 @@ def listed(
     )
     number = min(query.page, listing.pages)
     runs_on_page = tuple(matching[(number - 1) * PAGE : number * PAGE])
-    return replace(listing, asked=replace(query, page=number), runs=runs_on_page)
+    return replace(listing, query=replace(query, page=number), runs=runs_on_page)
 
 
 def tuning_of(run: StoredRun) -> str | None:
@@ -172,7 +172,7 @@ class RunsPages:
     def listing(self, request: Request) -> Response:
         """Its rows come one by one: the figures of a run take a moment the first time."""
         listing = self._found(request)
-        frame = page(self.site, "runs.html", found=listing, asked=listing.asked, SORTS=SORTS)
+        frame = page(self.site, "runs.html", found=listing, asked=listing.query, SORTS=SORTS)
         if listing.runs:
             return streamed(self.site, frame, lambda store: self._rows(store, listing.runs))
         return frame
@@ -181,7 +181,7 @@ class RunsPages:
         listing = self._found(request)
         with self.site.store() as store:
             rows = [{"run": run, "told": self.book.figures(store, run)} for run in listing.runs]
-        pages = {"total": listing.total, "page": listing.asked.page, "pages": listing.pages}
+        pages = {"total": listing.total, "page": listing.query.page, "pages": listing.pages}
         return json_answer({**pages, "runs": documents(self.columns, rows)})
 
     def one(self, request: Request) -> Response:
