@@ -38,12 +38,12 @@ class ServerContext(msgspec.Struct, frozen=True):
     key_env: str | None = None
 
     def endpoint_url(self) -> str:
-        """Raises NotRunning where no URL was given and no hive runs."""
+        """Return the URL of the endpoint; raise NotRunning where none was given and no hive runs."""
         return self.url or self.env.get(URL_VARIABLE) or str(self.hive_status()["url"])
 
     def key(self, url: str) -> str | None:
-        """The key in the variable that was named; else the one that skep itself has for a server
-        on this machine.
+        """Return the key in the variable that was named; else the one that skep itself has for a
+        server on this machine.
         """
         if self.key_env is None:
             return local_key(url, self.env, self.paths)
@@ -54,19 +54,19 @@ class ServerContext(msgspec.Struct, frozen=True):
         )
 
     def hive_status(self) -> dict[str, Any]:
-        """What the running supervisor tells. Raises NotRunning."""
+        """Return what the running supervisor tells; raise NotRunning."""
         return ask(socket_of(self.paths.lock, self.paths.socket), {"op": "status"})
 
     @contextmanager
     def runs(self) -> Iterator[SwarmStore]:
-        """The runs of swarms, for reading. Raises UserError where nothing has been stored yet."""
+        """Open the runs of swarms for reading; raise UserError where nothing has been stored yet."""
         if not self.paths.store.exists():
             raise UserError("no run is stored here yet", hint="swarm_dispatch makes the first run")
         with open_store(self.paths.store, read_only=True) as store:
             yield SwarmStore(store)
 
     def run(self, name: str) -> SwarmRun:
-        """As it stands."""
+        """Return a run as it stands."""
         with self.runs() as runs:
             return as_it_stands(self.paths, runs.run(name))
 
@@ -130,7 +130,7 @@ class ReadTools:
         return {"url": url, "models": models, "suggested": suggested}
 
     def _figures(self, url: str) -> dict[str, dict[str, Any]]:
-        """The load of each model, as the gateway of this machine tells it."""
+        """Return the load of each model, as the gateway of this machine tells it."""
         with contextlib.suppress(NotRunning):
             status = self._place.hive_status()
             if str(status["url"]) == url:
@@ -138,8 +138,8 @@ class ReadTools:
         return {}
 
     def _measured(self, model: str, *, simulated: bool) -> tuple[list[Answer], str | None]:
-        """Of the newest finished run of that model whose levels are numbers of agents, simulated
-        as it is itself.
+        """Return the levels, and the id, of the newest finished run of that model whose levels are
+        numbers of agents, and which is simulated as the model is.
         """
         from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 
@@ -160,7 +160,7 @@ class ReadTools:
 
 
 def _levels(store: Store, run_id: str) -> list[Answer]:
-    """`tok_s`: of all agents together."""
+    """Return the levels of a run; `tok_s` is of all agents together."""
     from skep.bench.stored_run import load_run
 
     return [

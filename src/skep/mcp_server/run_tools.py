@@ -285,7 +285,10 @@ class RunTools:
     async def _dispatch(
         self, tasks: list[Task], model: str | None, order: SwarmRunOptions, name: str
     ) -> Answer:
-        """The endpoint is asked first: what could not be done now is not taken."""
+        """Store the tasks and begin their run.
+
+        The endpoint is asked first: what could not be done now is not taken.
+        """
         place = self._place
         url = await asyncio.to_thread(place.endpoint_url)
         try:
@@ -323,7 +326,7 @@ class RunTools:
         resume_in_background(self._place.paths, run, BEGIN_S, self._place.env)
 
     async def _wait(self, run: str, seconds: float, ctx: Context[Any, Any]) -> Answer:
-        """Until the run has ended or the time is up; `ctx` hears of its progress."""
+        """Wait until the run has ended or the time is up; `ctx` hears of its progress."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + seconds
         reported = 0.0
@@ -345,7 +348,7 @@ class RunTools:
             await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
 
     def _standing(self, run: str) -> Answer:
-        """How a run stands, its speed, some failures, and the next step."""
+        """Return how a run stands, its speed, some failures, and the next step."""
         stored = self._place.run(run)
         running = stored.state is SwarmRunState.RUNNING
         # None: the process was killed, and nobody knows when.
@@ -404,7 +407,7 @@ def _error(result: TaskResult) -> str:
 
 
 def _result_row(result: TaskResult, max_chars: int) -> Answer:
-    """A value that is too long is shown as the beginning of its JSON.
+    """Return a result; a value that is too long is shown as the beginning of its JSON.
 
     `cut`: the characters of the whole answer.
     """
@@ -425,7 +428,9 @@ def _result_row(result: TaskResult, max_chars: int) -> Answer:
 
 
 def _speed(runs: SwarmStore, run: SwarmRun, until: float | None) -> dict[str, float | None]:
-    """Over the newest session: what a resumed run did before the pause says nothing of now."""
+    """Return the speed of the newest session: what a resumed run did before the pause says nothing
+    of now.
+    """
     sessions = runs.session_rows(run.id)
     if not sessions or until is None:
         return {}

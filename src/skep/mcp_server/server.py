@@ -69,7 +69,7 @@ class SkepTool(Tool):
 def make_tool(
     function: Callable[..., Any], title: str, *, reads: bool, destroys: bool = False
 ) -> SkepTool:
-    """`reads`: it changes nothing. `destroys`: it ends something."""
+    """Return a function as a tool. `reads`: it changes nothing. `destroys`: it ends something."""
     annotations = ToolAnnotations(
         read_only_hint=reads, destructive_hint=destroys, open_world_hint=False
     )
@@ -109,7 +109,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def without_unknown(value: Any) -> Any:
-    """Without what is None in our own objects. What a model has answered stays as it is."""
+    """Return an answer without what is None in our own objects. What a model has answered stays as
+    it is.
+    """
     if isinstance(value, dict):
         fields = {key: field for key, field in value.items() if field is not None}
         return {
@@ -122,8 +124,8 @@ def without_unknown(value: Any) -> Any:
 
 
 def compact_schema(schema: Any) -> Any:
-    """Without titles and `or null`: a third of a schema that every client's model reads and that
-    says nothing new.
+    """Return a schema without titles and `or null`: a third of it, which every client's model
+    reads and which says nothing new.
     """
     if isinstance(schema, list):
         return [compact_schema(part) for part in schema]
@@ -209,7 +211,9 @@ class ClientReplies:
 
 
 async def serve(server: MCPServer[Any], lines: ClientLines, replies: ClientReplies) -> None:
-    """As `run_stdio_async` does, with lines that were partly read before the SDK was imported."""
+    """Serve as `run_stdio_async` does, with lines that were partly read before the SDK was
+    imported.
+    """
     lowlevel = server._lowlevel_server  # noqa: SLF001  # no public way takes other streams
     stdin = cast(Any, lines)
     stdout = cast(Any, replies)

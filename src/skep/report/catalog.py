@@ -310,7 +310,9 @@ def _setting(value: Any) -> str:
 
 
 def _figure_line(figure: Published, needs: Sequence[str]) -> str:
-    """One figure in words, with what it rests on where that is not all of the preset's `needs`."""
+    """Return one figure in words, with what it rests on where that is not all of the preset's
+    `needs`.
+    """
     counts = ((figure.input_tokens, "in"), (figure.output_tokens, "out"))
     lengths = ", ".join(f"{count:,} tokens {way}" for count, way in counts if count is not None)
     parts = [

@@ -109,8 +109,8 @@ def apart(rows: Sequence[Spec], gap: float, place: Callable[[Spec], float]) -> l
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The values moved as little as needed to lie `gap` apart, in the same order, inside low..high
-    where they fit.
+    """Return the values moved as little as needed to lie `gap` apart, in the same order, and
+    inside low..high where they fit.
     """
     order = sorted(range(len(values)), key=lambda i: values[i])
     placed = [min(max(values[i], low), high) for i in order]
@@ -270,7 +270,9 @@ def _value_texts(rows: Sequence[Spec]) -> Iterator[ChartText]:
 
 
 def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float) -> Iterator[ChartText]:
-    """Beside the last point of each; apart from each other where curves end at the same C."""
+    """Yield the name of each curve, beside its last point; names of curves that end at the same C
+    lie apart.
+    """
     for c in sorted({curve.points[-1][0] for curve in curves}):
         ending = [curve for curve in curves if curve.points[-1][0] == c and curve.end]
         heights = spread(
@@ -288,8 +290,8 @@ def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float) -> I
 
 
 def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, row_px: int = 0) -> Spec:
-    """A bar for each `name`, as long as its `value`, with its `label` behind it; from `low` to
-    `high` a whisker.
+    """Draw a bar for each `name`, as long as its `value`, with its `label` behind it; from `low`
+    to `high` a whisker.
     """
     rows = [
         {"colour": theme.HONEY, "low": row["value"], "high": row["value"], **row} for row in rows
@@ -302,8 +304,8 @@ def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, row_px: i
 
 
 def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = None) -> Spec | None:
-    """Effective tok/s against C with its band, the plateau, the turning points, and C times one
-    agent's speed.
+    """Draw effective tok/s against C with its band, the plateau, the turning points, and C times
+    one agent's speed.
     """
     drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
     plateau = [
@@ -376,9 +378,9 @@ def _effective_texts(rows: Sequence[Spec], top: float) -> Iterator[ChartText]:
 
 
 def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
-    """From C=1 to the last level or the edge of the picture; empty without C=1.
+    """Return a line from C=1 to the last level or the edge of the picture; none without C=1.
 
-    Bent where the axis is logarithmic.
+    It is bent where the axis is logarithmic.
     """
     alone = next((row["value"] for row in rows if row["c"] == 1), None)
     if not alone or len(rows) == 1:

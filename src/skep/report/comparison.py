@@ -55,9 +55,9 @@ class Series(msgspec.Struct, Generic[Summary], frozen=True):
 def series_of(
     entries: Sequence[tuple[StoredRun, Summary]], labels: Sequence[str] | None = None
 ) -> tuple[Series[Summary], ...]:
-    """Lettered from A. Without labels a run is called by its preset or model, with its time where
-    others have it, too.
+    """Return the runs as they are drawn, lettered from A.
 
+    Without labels a run is called by its preset or model, with its time where others have it, too.
     Its id is added where two are still alike.
     """
     models = Counter(_name_of(run) for run, _ in entries)
@@ -178,7 +178,10 @@ def unlike_banners(
     limited: Mapping[str, Sequence[int]],
     left_out: Sequence[str] = (),
 ) -> Markup:
-    """`limited`: by letter, the levels at which the client was the limit."""
+    """Return the banners above runs that are not alike.
+
+    `limited`: by letter, the levels at which the client was the limit.
+    """
     slow = [
         f"{letter} at C = {', '.join(map(str, levels))}"
         for letter, levels in limited.items()
@@ -228,7 +231,9 @@ _COMPARED: tuple[Column[Comparison], ...] = (
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
-    """One row for each figure of each level, with the ratio, its interval and what it means."""
+    """Return one row for each figure of each level, with the ratio, its interval and what it
+    means.
+    """
     counts = Counter(comparison.judgement for comparison in comparisons)
     below = ", ".join(
         f"{counts[judgement]} {judgement.value}" for judgement in Judgement if counts[judgement]

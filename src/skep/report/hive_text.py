@@ -494,7 +494,7 @@ def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...
 
 
 def _interval(ratio: Interval | None) -> str | None:
-    """None: there are too few values to say anything."""
+    """Return the interval; None where there are too few values to say anything."""
     if ratio is None or ratio.high > _WIDEST:
         return None
     return f"{ratio.low:.2f} to {ratio.high:.2f}"

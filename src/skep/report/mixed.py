@@ -100,7 +100,7 @@ _FAILED: tuple[Column[Verdict], ...] = (
 
 
 def tables_of(summary: MixedSummary, verdicts: Sequence[Verdict]) -> list[Table]:
-    """One row a level, task, axis or failed answer."""
+    """Return the tables of a run, with one row a level, task, axis or failed answer."""
     levels: list[LevelAndAlone] = [(level, summary.alone) for level in summary.levels]
     return [
         Table("conversation", _CONVERSATION, levels),
@@ -181,7 +181,7 @@ def share_passed(parts: Sequence[TaskFigures]) -> str:
 
 
 def _change(level: MixedLevel, alone: MixedLevel | None) -> str:
-    """Of the TTFT of turn 1 against C=1: " (+41 %)"."""
+    """Return how the TTFT of turn 1 differs from C=1: " (+41 %)"."""
     value = level.ttft_ms
     base = None if alone is None else alone.ttft_ms
     if value is None or not base or level is alone:

@@ -238,8 +238,9 @@ class JudgedMixed(msgspec.Struct, frozen=True):
 
 
 def judged_comparison(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> JudgedMixed:
-    """Between two models no figure alone is a regression; of one model measured twice, each may
-    be.
+    """Return the comparison with its verdict.
+
+    Between two models no figure alone is a regression; of one model measured twice, each may be.
     """
     compared = compare_mixed(a, b, allowed)
     sentences = comparison_sentences(mixed_series((a, b)), compared)
@@ -431,7 +432,10 @@ def _unfinished_sentences(compared: MixedComparison) -> list[str]:
 
 
 def _conversation_sentences(compared: MixedComparison) -> list[str]:
-    """By the medians where there are too few repeats to judge, and then it is said."""
+    """Return at which levels the conversation is faster, slower or not distinguishable.
+
+    Where there are too few repeats to judge, the medians are compared, and the sentence says so.
+    """
     differing = (
         compared.judged(CONVERSATION, judgement)
         for judgement in (Judgement.BETTER, Judgement.WORSE)

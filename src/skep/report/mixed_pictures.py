@@ -43,7 +43,10 @@ _CURVES: tuple[tuple[str, str, str, Callable[[MixedLevel], float | None]], ...] 
 def mixed_pictures(
     runs: Sequence[MixedSeries], side_tasks: Mapping[str, Sequence[TaskFigures | None]]
 ) -> list[Drawn]:
-    """`side_tasks`: those at full load by name, with the figures of each run."""
+    """Return the curves over C, the bars of the side tasks and those of the axes.
+
+    `side_tasks`: those at full load by name, with the figures of each run.
+    """
     curves = [
         (_curves(runs, unit, figure), title, caption) for title, unit, caption, figure in _CURVES
     ]

@@ -291,7 +291,7 @@ def _print_rigs(answer: PlanAnswer) -> None:
 
 
 def _per_price(agents: int, choice: PlanChoice, plan: Plan | None = None) -> float | None:
-    """Of the best plan where none is given."""
+    """Return tok/s per 1000 of the price; those of the best plan where none is given."""
     plan = plan or next(iter(choice.plans), None)
     price = choice.rig.price
     if plan and price:
@@ -416,8 +416,8 @@ def _engine_words(engine: str, *, graphs: bool) -> str:
 def setup_words(
     layout: Layout, quant: Quant, kv: KvType, spec: Speculation | None, engine: str
 ) -> str:
-    """`2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)`; a KV cache of 16 bits and no drafts are not
-    named.
+    """Return a setup as `2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)`; a KV cache of 16 bits and
+    no drafts are not named.
     """
     parts = [str(layout), quant.title]
     if kv.family != "half":
@@ -610,7 +610,7 @@ def _say(text: str) -> None:
 
 
 def plan_page(document: Document) -> str:
-    """One HTML document that needs no other file and no network.
+    """Return one HTML document that needs no other file and no network.
 
     Nothing on it was measured, and it says so.
     """

@@ -135,8 +135,10 @@ def _share(result: MeasuredPreset, concurrency: int) -> PublishedShare | None:
 
 
 def _published(share: PublishedShare | None) -> dict[str, Any]:
-    """`same_lengths`: its author's prompts and answers are as long as these, so that the figures
-    may be compared.
+    """Return the published figure beside a level.
+
+    `same_lengths`: its author's prompts and answers are as long as these, so that the figures may
+    be compared.
     """
     if share is None:
         return {"published_tok_s": None, "same_lengths": None}

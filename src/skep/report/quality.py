@@ -38,8 +38,8 @@ _MOST_NAMED = 5  # levels whose claims fit beside their points
 
 
 def difference_chart(summary: QualitySummary) -> Spec | None:
-    """In points, by level, with one-sided bounds; the line at -delta, and C = 1 against itself as
-    a grey band.
+    """Draw the differences in points, by level, with one-sided bounds, the line at -delta, and C =
+    1 against itself as a grey band.
     """
     rows: list[Spec] = []
     levels = [level for level in summary.levels if known(level.difference.difference)]
@@ -294,7 +294,9 @@ EXIT_LOST = 4
 
 
 def late_levels(run_id: str) -> list[str]:
-    """Levels at which this client, and not the server, was mostly the limit."""
+    """Return a warning for each level at which this client, and not the server, was mostly the
+    limit.
+    """
     late: dict[int, list[bool]] = {}
     with open_store(user_paths(os.environ).store, read_only=True) as store:
         for sample in store.client_samples(run_id):

@@ -77,7 +77,7 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def axis(self) -> tuple[float, float]:
-        """The ends of the axis of values: without busy ones, unless there are no others."""
+        """Return the ends of the axis of values: without busy ones, unless there are no others."""
         free = [point.value for point in self.points if not point.busy]
         bands = [track.band[:: 1 + len(track.band) // 400] for track in self.tracks]
         edges = [edge for band in bands for row in band for edge in row[2:]]
@@ -85,13 +85,13 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def goes_beyond(self) -> bool:
-        """Whether a value lies outside the axis."""
+        """Return whether a value lies outside the axis."""
         low, high = self.axis
         return any(not low <= point.value <= high for point in self.points)
 
 
 def shift_label(ratio: float) -> str:
-    """ "−4.1 %", "+12 %" or "2.3×": what fits above a line."""
+    """Return what fits above a line: "−4.1 %", "+12 %" or "2.3×"."""
     if ratio >= 2:
         return f"{number(ratio, digits=1)}×"
     size = 100 * (ratio - 1)
@@ -143,8 +143,9 @@ def trend_svg(picture: Picture) -> Markup:
 
 
 def series_spec(picture: Picture, size: str = "wide", *, still: bool = False) -> Spec:
-    """`still`: for a picture that does not move, where fewer points are enough and none is pointed
-    at.
+    """Return the specification of a picture of that size.
+
+    `still`: it does not move, so that fewer points are enough and none is pointed at.
     """
     spec: Spec = json.loads(theme.coloured("series_chart.json"))
     width, height = _SIZES[size]
@@ -441,7 +442,7 @@ def _ms(at: float) -> int:
 
 
 def when(at: float, *, now: float | None = None) -> str:
-    """ "Tue 3 Nov, 04:00"; with the year where that is not the year of `now`."""
+    """Return a moment as "Tue 3 Nov, 04:00"; with the year where that is not the year of `now`."""
     wall = local(at)
     if now is None or wall.year == local(now).year:
         year = ""
@@ -451,7 +452,7 @@ def when(at: float, *, now: float | None = None) -> str:
 
 
 def zone_name(at: float) -> str:
-    """ "CET (UTC+01:00)", or only the difference where the zone has no name."""
+    """Return the zone as "CET (UTC+01:00)", or only the difference where it has no name."""
     moment = local(at)
     name = moment.tzname() or ""
     offset = f"{moment:%z}"

@@ -52,8 +52,8 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
 
 
 def comparisons_of(store: Store, loaded: Sequence[LoadedRun]) -> list[Comparison]:
-    """Of the second against the first; empty where their levels are not of one kind, or there are
-    not two.
+    """Return the figures of the second run against the first; none where their levels are not of
+    one kind, or there are not two runs.
     """
     if len(loaded) != 2:
         return []

@@ -40,8 +40,8 @@ _alive = ContextVar("_alive", default=False)
 
 @contextmanager
 def alive() -> Iterator[None]:
-    """Within it pictures carry their specifications, so that the dashboard's script can make
-    charts of them.
+    """Let pictures carry their specifications within the block, so that the dashboard's script can
+    make charts of them.
     """
     before = _alive.set(True)
     try:
@@ -105,9 +105,9 @@ def _packed(rows: Sequence[Spec]) -> Spec:
 
 @lru_cache(maxsize=64)
 def _rendered(spec: str) -> str:
-    """Drawing takes tens of milliseconds; a page that is loaded again mostly shows the same.
+    """Return the drawn picture; tips become titles.
 
-    Tips become titles.
+    Drawing takes tens of milliseconds, and a page that is loaded again mostly shows the same.
     """
     import vl_convert
 

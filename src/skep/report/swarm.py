@@ -291,7 +291,7 @@ def end_lines(account: Account, output: str | None) -> list[str]:
 
 
 def headline(account: Account) -> str:
-    """ "50 tasks in 70 s"; as much of it as is known."""
+    """Return "50 tasks in 70 s", or as much of it as is known."""
     tasks_done = "1 task" if account.tasks == 1 else f"{as_count(account.tasks)} tasks"
     if account.done != account.tasks:
         tasks_done = f"{account.done} of {tasks_done}"
@@ -368,7 +368,7 @@ def print_capitals(columns: Sequence[Column[Record]], records: Sequence[Record])
 def frame(
     progress: SwarmProgress, page: Page, title: str, deadline_s: float | None = None
 ) -> list[Line]:
-    """Agents that find no place on the page are counted."""
+    """Return the view of a running swarm. Agents that find no place on the page are counted."""
     lines = [[(title, "bold")], *_totals(progress, page)]
     if progress.down_s is not None:
         lines += page.wrapped(down_words(progress, deadline_s), "bold red")

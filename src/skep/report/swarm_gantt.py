@@ -53,7 +53,9 @@ class WorkingTime(msgspec.Struct, frozen=True):
         return sum(earlier.seconds for earlier in self.spans if earlier.session < span.session)
 
     def x(self, session: int, at: float) -> float | None:
-        """None where the session is not drawn, as it lasted no time at all."""
+        """Return the place of a moment; None where its session is not drawn, as it lasted no time
+        at all.
+        """
         span = next((span for span in self.spans if span.session == session), None)
         if span is None:
             return None
@@ -61,7 +63,7 @@ class WorkingTime(msgspec.Struct, frozen=True):
 
 
 def working_time(spans: Sequence[SessionSpan]) -> WorkingTime | None:
-    """None where nothing lasted: there is nothing to draw."""
+    """Return the axis; None where nothing lasted, so that there is nothing to draw."""
     lasting = tuple(span for span in spans if span.seconds > 0)
     return WorkingTime(lasting) if lasting else None
 
@@ -75,7 +77,7 @@ def gantt_element(story: SwarmStory) -> Markup | None:
 
 
 def picture_words(story: SwarmStory) -> str:
-    """For a reader who sees no picture."""
+    """Return what a reader is told who sees no picture."""
     account = story.account
     lanes = len({attempt.agent for attempt in story.attempts})
     attempts = (

@@ -70,7 +70,7 @@ def run_report(template: str, run: StoredRun, kind: str, name: str, **values: An
 
 
 def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
-    """Of levels of concurrency, or of rates."""
+    """Return the report of a run whose levels are numbers of agents, or rates."""
     levels = summary.levels
     timed = run.kind in TIMED
     return run_report(

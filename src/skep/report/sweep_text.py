@@ -174,7 +174,7 @@ def runs_text(level: LevelSummary) -> str:
 
 
 def counted(counts: Sequence[tuple[str, int]]) -> str:
-    """ "stop 40, length 8"; a dash where there are none."""
+    """Return "stop 40, length 8"; a dash where there are none."""
     return ", ".join(f"{name} {count}" for name, count in counts) or UNKNOWN
 
 
@@ -422,7 +422,10 @@ def print_summary(
     title: str = "C",
     names: Sequence[str] = (),
 ) -> None:
-    """`title` and `names` of the levels, where they are no concurrencies."""
+    """Print a row a level, and what is to be said of them.
+
+    `title` and `names` of the levels, where they are no concurrencies.
+    """
 
     def name(level: LevelSummary) -> str:
         if names:
@@ -643,7 +646,7 @@ def _runs_words(plan: SweepPlan) -> str:
 
 
 def failure_reasons(rows: Sequence[Request]) -> str:
-    """ "3x http_500 (out of memory), 1x timeout": each kind once, with the first message."""
+    """Return "3x http_500 (out of memory), 1x timeout": each kind once, with the first message."""
     kinds: dict[str, list[str]] = {}
     for row in rows:
         kinds.setdefault(row.error_kind or "", []).append(row.error or "")

@@ -91,7 +91,9 @@ def requests_text(
 
 
 def _record(row: Request, *, with_texts: bool) -> dict[str, Any]:
-    """Without the arrivals, which are long; they are in the store."""
+    """Return a request as a program reads it, without its arrivals, which are long; they are in
+    the store.
+    """
     left_out = ("arrivals_s", "engine", *TEXTS)
     plain = {key: value for key, value in to_builtins(row).items() if key not in left_out}
     engine = {f"engine_{key}": value for key, value in to_builtins(row.engine).items()}
@@ -148,7 +150,9 @@ def level_rows(summary: SweepSummary) -> Table:
 
 
 def effective_columns(runs: Sequence[NamedSummary]) -> list[Column[NamedSummary]]:
-    """Run | C=1 | C=2 | ...: effective tok/s of each run at each level that any of them has."""
+    """Return the columns Run | C=1 | C=2 | ...: effective tok/s of each run at each level that any
+    of them has.
+    """
     levels = sorted({level.concurrency for _, summary in runs for level in summary.levels})
     name: Column[NamedSummary] = Column("run", "Config", lambda run: run[0], right=False)
     return [name, *(Column(f"c{c}", f"C={c}", partial(_effective_at, c), _cell) for c in levels)]

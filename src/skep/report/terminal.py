@@ -136,7 +136,9 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextmanager
 def count_progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A line on stderr that counts: `3 of 12 formats planned`. Nothing where nobody watches."""
+    """Show a line on stderr that counts: `3 of 12 formats planned`. Nothing is shown where nobody
+    watches.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -223,7 +223,7 @@ def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
 
 
 def tuning_page(tuning: Tuning, stages: Stages, *, state: str | None = None) -> str:
-    """`state`: where the search is not at its end."""
+    """Return one HTML document. `state`: where the search is not at its end."""
     from skep.report.page import render
 
     model = public_name(tuning.model)
@@ -284,7 +284,9 @@ STYLES = {
 
 
 def print_tuning(saved: TuningRecord) -> None:
-    """Failures in full below the table, which has no room for them."""
+    """Print the steps of a tuning; failures stand in full below the table, which has no room for
+    them.
+    """
     tuning = saved.tuning
     stages = saved.stages
     print(f"{_what_is_tuned(tuning)}: {summary.headline(tuning, stages)}")  # noqa: T201

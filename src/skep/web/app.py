@@ -30,9 +30,9 @@ WARM_AFTER_S = 2.0  # the first page comes before the pictures' engine
 
 
 def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Starlette:
-    """`app.state.end_streams` ends every stream.
+    """Return the application; its `state.end_streams` ends every stream.
 
-    Where keys are wanted there are two views, with a reader each.
+    Where keys are required there are two views, with a reader each.
     """
     authenticator = auth.Authenticator(site)
     static = StaticFiles(site.paths.cache / "web")
@@ -109,8 +109,8 @@ def _healthy(_request: Request) -> Response:
 
 
 async def _warm(static: StaticFiles) -> None:
-    """Templates are compiled before the first page is asked for; the engine of charts takes a
-    second, and waits.
+    """Compile the templates before the first page is asked for, and start the engine of charts,
+    which takes a second.
     """
     await asyncio.to_thread(
         lambda: [environment().get_template(name) for name in environment().list_templates()]
@@ -130,9 +130,9 @@ GRACE_S = 3
 def serve(
     site: Site, *, host: str, port: int, on_ready: Callable[[str], None] = lambda _url: None
 ) -> None:
-    """Until Ctrl-C or SIGTERM.
+    """Serve until Ctrl-C or SIGTERM; `on_ready` is given the URL once it answers.
 
-    `on_ready` hears the URL once it answers. A port in use is a GatewayError.
+    Raise GatewayError where the port is in use.
     """
     app = make_app(site)
     guarded = site.public or site.guarded

@@ -369,8 +369,10 @@ def _error_answer(message: str, hint: str, status: int) -> Response:
 
 
 def _is_open(request: Request) -> bool:
-    """Not of `request.url`: the `Host` header is a part of it, and anybody may write anything into
-    that.
+    """Return whether the path is open to all.
+
+    `request.url` is not asked: the `Host` header is a part of it, and anybody may write anything
+    into that.
     """
     return bool(request.scope["path"].startswith(OPEN_PATHS))
 

@@ -200,7 +200,7 @@ class Site(msgspec.Struct, frozen=True):
 
     @contextmanager
     def series(self) -> Iterator[SeriesStore]:
-        """The same, for what was watched over time."""
+        """Open the store for reading what was watched over time."""
         with self.store() as store:
             yield SeriesStore(store)
 
@@ -238,9 +238,9 @@ def make_site(
     api_key: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Site:
-    """By the gateway's rule: beyond loopback a key is wanted.
+    """Return the site; beyond loopback a key is required, as at the gateway.
 
-    Raises UserError where there is none.
+    Raise UserError where there is none.
     """
     if public:
         return Site(paths, public=True, clock=clock)

@@ -77,7 +77,9 @@ class HistoryQuery(msgspec.Struct, frozen=True):
 
 
 def read_query(query: QueryParams, now: float) -> HistoryQuery:
-    """Raises UserError for what cannot be understood, with what could be."""
+    """Return what an address asks for; raise UserError, with what could be meant, where it cannot
+    be understood.
+    """
     targets = tuple(dict.fromkeys(filter(None, query.getlist("target"))))
     if len(targets) > _MOST_TARGETS:
         raise UserError(
@@ -165,8 +167,11 @@ def known_targets(series: SeriesStore, query: HistoryQuery) -> list[str]:
 def chosen_key(
     series: SeriesStore, target: str, chosen_series: str | None
 ) -> tuple[SeriesKey | None, tuple[SeriesKey, ...]]:
-    """The series to show, and all there are: those that stand for the target first, then hot
-    before cold. One that the target does not have falls back to what stands for it."""
+    """Return the series to show, and all there are: those that stand for the target first, then
+    hot before cold.
+
+    Where the target does not have the chosen one, what stands for the target is shown.
+    """
     first = primary_keys(series, target)
     all_of_it = series.keys(target)
     others = sorted(set(all_of_it) - set(first), key=lambda key: (key.heat is Heat.COLD, key))
@@ -318,7 +323,7 @@ def routes(site: Site) -> list[Route]:
         return json_answer({"views": views})
 
     async def add_note(request: Request) -> Response:
-        """Of one target, or of all where none is named. The moment is now."""
+        """Store a note of one target, or of all where none is named. Its moment is now."""
         form = await form_of(request)
 
         def write() -> None:

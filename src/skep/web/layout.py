@@ -98,8 +98,11 @@ def page(site: Site, template: str, *, status: int = 200, **values: Any) -> HTML
 def streamed(
     site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[str]]
 ) -> StreamingResponse:
-    """`whole` has PLACE in it once. The store is opened anew: the parts of a page are made once
-    its frame was sent. What goes wrong then is told on it, in place of the rest."""
+    """Send a page whose parts are made once its frame was sent; `whole` has PLACE in it once.
+
+    The store is opened anew for the parts. What goes wrong then is told on the page, in place of
+    the rest.
+    """
     before, _, after = bytes(whole.body).partition(PLACE.encode())
 
     def pieces() -> Iterator[bytes]:
@@ -128,7 +131,7 @@ def value_text(metric: SeriesMetric, value: float | None) -> str:
 
 
 def minute(unix_time: float) -> str:
-    """As `moment`, without the seconds: a list of runs needs none."""
+    """Return a moment without its seconds: a list of runs needs none."""
     return units.moment(unix_time)[: len("2026-11-15 20:52")]
 
 
@@ -162,7 +165,7 @@ class Asset(msgspec.Struct, frozen=True):
 
 @cache
 def assets() -> dict[str, Asset]:
-    """By name. Files of other kinds are not served."""
+    """Return the static files by name. Files of other kinds are not served."""
     assets_by_name: dict[str, Asset] = {}
     for file in sorted(STATIC.iterdir()):
         if (kind := _TYPES.get(file.suffix)) is not None:

@@ -54,7 +54,10 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
     fault: str | None = READING  # why nothing is known; None: the store was read
 
     def document(self, site: Site) -> dict[str, Any]:
-        """A public one has no addresses, and no words of others: an error may hold both."""
+        """Return what JSON has of it.
+
+        A public document has no addresses, and no words of others: an error may hold both.
+        """
         targets = [standing.document() for standing in self.standings]
         for target in targets:
             target["model"] = None if target["model"] is None else site.label(target["model"])
@@ -84,7 +87,7 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
 
 
 def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
-    """Without the words, which may come from a server's answer."""
+    """Return the alert without its words, which may come from a server's answer."""
     return {key: value for key, value in alert.items() if key not in ("message", "closed_because")}
 
 
@@ -116,8 +119,8 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
 
 
 def read_ttft(site: Site, now: float) -> dict[str, float] | None:
-    """Of streamed answers that ended of late, as the gateway saw them; None: there were none, or
-    it keeps no rows.
+    """Return the first-byte times of streamed answers that ended of late, as the gateway saw them;
+    None where there were none, or it keeps no rows.
     """
     with site.store() as store:
         rows = store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)
@@ -130,7 +133,10 @@ def read_ttft(site: Site, now: float) -> dict[str, float] | None:
 
 
 def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
-    """None before the first reading. A public one names no address, process or reason."""
+    """Return the deployment as JSON has it; None before the first reading.
+
+    A public document names no address, process or reason.
+    """
     status = readings.status
     gateway = readings.gateway
     if not status:
@@ -163,7 +169,10 @@ def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
 def _replica(
     readings: HiveReadings, site: Site, replica: ReplicaStatus, number: int
 ) -> dict[str, Any]:
-    """In public by its number: the name of a server elsewhere is made of its address."""
+    """Return a replica as JSON has it.
+
+    In public it is named by its number: the name of a server elsewhere is made of its address.
+    """
     return {
         "name": f"replica-{number}" if site.hides_private else replica.name,
         "model": site.label(replica.model or None),
@@ -245,7 +254,9 @@ class Live:
                 self.document = {}  # and so would all the rest be
 
     async def fresh(self) -> dict[str, Any]:
-        """For a page: a reading of the last seconds, or whatever there is after a short wait."""
+        """Return a reading of the last seconds for a page, or whatever there is after a short
+        wait.
+        """
         stale = self._clock() - self._read_at > 2 * self._every_s
         self._left_at = self._clock()
         self._demand.set()
@@ -298,7 +309,7 @@ class Live:
         self._wake()
 
     async def _read_store(self) -> None:
-        """What it does not tell now it may tell the next time."""
+        """Read what is due. What the store does not tell now it may tell the next time."""
         began = self._clock()
         if began - self._ttft_at >= TTFT_EVERY_S:
             ttft = await asyncio.to_thread(self._told, read_ttft)
@@ -316,7 +327,9 @@ class Live:
                 self._watched_at = float("-inf")
 
     def _told(self, read: Callable[[Site, float], Told]) -> Told | str:
-        """In a thread of its own. Return why the store tells nothing, where it does not."""
+        """Return what `read` reads from the store, or why it tells nothing. Called in a thread of
+        its own.
+        """
         try:
             return read(self.site, self.site.clock())
         except SkepError as error:
@@ -327,7 +340,9 @@ class Live:
         return "the store cannot be read right now"
 
     def _ask_hive(self) -> Status | SkepError:
-        """In a thread of its own."""
+        """Return the status of the deployment, or why there is none. Called in a thread of its
+        own.
+        """
         try:
             return self._read_status(self.site)
         except SkepError as error:
@@ -412,7 +427,7 @@ PARTS = (
 
 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
-    """By the name that the page has for each."""
+    """Return the parts of the page, by the name that it has for each."""
     values = {"site": site, "document": document, "monitor": watched, "now": site.clock()}
     module = environment().get_template("now_parts.html").make_module(values)
     return {name: str(getattr(module, name)()) for name in PARTS}

@@ -58,7 +58,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
 
     @property
     def changed(self) -> dict[str, int]:
-        """The numbers that are not as usual, as `skep plan` calls them."""
+        """Return the numbers that are not as usual, as `skep plan` calls them."""
         options = {
             "concurrency": "agents",
             "prompt-tokens": "input_tokens",
@@ -76,7 +76,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
         return PlanFlags(self.model, gpu=() if self.own_machine else (self.cards,), **alike)
 
     def query(self) -> str:
-        """Only what is not usual."""
+        """Return the query string of what is not usual."""
         fields = {"model": self.model, **({"rig": self.rig} if self.rig else {"card": self.card})}
         for name in ("count", "agents", "input_tokens", "output_tokens"):
             if getattr(self, name) != getattr(USUAL, name):
@@ -99,7 +99,7 @@ USUAL = PlanQuery()
 
 
 def read_query(query: QueryParams) -> PlanQuery:
-    """Raises UserError with what could be meant."""
+    """Return what an address asks for; raise UserError with what could be meant."""
     model = query.get("model", "").strip()
     card = query.get("card", "").strip()
     legible = any(letter.isascii() and letter.isalnum() for letter in model)

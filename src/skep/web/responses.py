@@ -54,7 +54,7 @@ def wants_json(request: Request) -> bool:
 
 
 def problem(site: Site, request: Request, error: SkepError, status: int | None = None) -> Response:
-    """One line and what to do next.
+    """Return an error as one line and what to do next.
 
     What went wrong inside is not told in public: it may name a path.
     """

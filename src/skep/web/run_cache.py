@@ -119,7 +119,9 @@ class RunCache:
         return figures
 
     def levels(self, store: Store, run: StoredRun) -> tuple[LevelSummary, ...]:
-        """Of one run, as measured; empty where nothing was, or where its levels are no loads."""
+        """Return the levels of one run, as measured; none where nothing was, or where its levels
+        are no loads.
+        """
         levels = self._levels.get(run.id, ())
         if not levels and run.kind not in JUDGED:
             with suppress(SkepError):
@@ -181,9 +183,9 @@ MOST_COMPARED = 8
 
 
 def runs_named(names: str) -> list[str]:
-    """Of `runs=A,B`.
+    """Return the ids of `runs=A,B`.
 
-    Raises UserError where there are too few or too many to stand beside each other.
+    Raise UserError where there are too few or too many to stand beside each other.
     """
     ids = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not 2 <= len(ids) <= MOST_COMPARED:

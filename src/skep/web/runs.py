@@ -58,8 +58,9 @@ class RunsQuery(msgspec.Struct, frozen=True):
         return f"/runs?{query}" if query else "/runs"
 
     def takes(self, run: StoredRun) -> bool:
-        """Runs of tunings are many and small: they are listed where words of them are asked
-        for.
+        """Return whether a run is among those asked for.
+
+        Runs of tunings are many and small: they are listed only where words of them are asked for.
         """
         if run.kind in OF_A_TUNING and not self.text:
             return False
@@ -107,8 +108,11 @@ def read_query(query: QueryParams) -> RunsQuery:
 def listed(
     runs: Sequence[StoredRun], query: RunsQuery, figures: Callable[[StoredRun], RunFigures]
 ) -> RunListing:
-    """`runs` are newest first. `figures` decide the order where the best are asked for: simulated
-    runs come after measured ones, and last what has not ended well or has no figure."""
+    """Return one page of the runs, of which `runs` are all, newest first.
+
+    `figures` decide the order where the best are asked for: simulated runs come after measured
+    ones, and last what has not ended well or has no figure.
+    """
     matching = [run for run in runs if query.takes(run)]
     if query.sort:
         best = {
@@ -170,7 +174,7 @@ class RunsPages:
         self.columns = run_columns(site)
 
     def listing(self, request: Request) -> Response:
-        """Its rows come one by one: the figures of a run take a moment the first time."""
+        """Send the list row by row: the figures of a run take a moment the first time."""
         listing = self._found(request)
         frame = page(self.site, "runs.html", found=listing, asked=listing.query, SORTS=SORTS)
         if listing.runs:
@@ -185,7 +189,7 @@ class RunsPages:
         return json_answer({**pages, "runs": documents(self.columns, rows)})
 
     def one(self, request: Request) -> Response:
-        """The report comes after the rest: drawing it takes up to a second."""
+        """Send the page of a run, its report last: drawing it takes up to a second."""
         with self._stored(request.path_params["id"]) as (store, run):
             where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run)}
             has_levels = run.kind not in JUDGED and run.state not in (
@@ -213,7 +217,7 @@ class RunsPages:
         return json_answer({**document, **facts, "levels": levels})
 
     def compare(self, request: Request) -> Response:
-        """From the ticked boxes to the page that compares: its address holds the two runs."""
+        """Lead from the ticked boxes to the page that compares: its address holds the runs."""
         ids = list(
             dict.fromkeys(run_id for run_id in request.query_params.getlist("run") if run_id)
         )
@@ -229,7 +233,7 @@ class RunsPages:
 
     @contextmanager
     def _stored(self, name: str) -> Iterator[tuple[Store, StoredRun]]:
-        """The run of that name, while the store is open. One that is not there is told as such."""
+        """Give the run of that name while the store is open; raise NotFound where there is none."""
         with self.site.store() as store:
             with or_not_found():
                 run = store.run(name)

@@ -23,8 +23,8 @@ MOST = 200  # that the page lists; JSON has all
 
 
 def grouped(records: Sequence[TuningRecord]) -> list[list[TuningRecord]]:
-    """Measured ones before simulated ones, then by model, machine and shape: those may stand
-    beside each other.
+    """Return the tunings that may stand beside each other, group by group: measured ones before
+    simulated ones, then by model, machine and shape.
     """
     groups: dict[tuple[object, ...], list[TuningRecord]] = {}
     for record in records:
