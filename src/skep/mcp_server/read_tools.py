@@ -38,7 +38,7 @@ class ServerContext(msgspec.Struct, frozen=True):
     key_env: str | None = None
 
     def endpoint_url(self) -> str:
-        """Return the URL of the endpoint; raise NotRunning where none was given and no hive runs."""
+        """Return the URL of the endpoint; raise NotRunning if none is given and no hive runs."""
         return self.url or self.env.get(URL_VARIABLE) or str(self.hive_status()["url"])
 
     def key(self, url: str) -> str | None:
@@ -59,7 +59,7 @@ class ServerContext(msgspec.Struct, frozen=True):
 
     @contextmanager
     def runs(self) -> Iterator[SwarmStore]:
-        """Open the runs of swarms for reading; raise UserError where nothing has been stored yet."""
+        """Open the runs of swarms for reading; raise UserError where nothing is stored yet."""
         if not self.paths.store.exists():
             raise UserError("no run is stored here yet", hint="swarm_dispatch makes the first run")
         with open_store(self.paths.store, read_only=True) as store:

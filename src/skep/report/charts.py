@@ -55,13 +55,18 @@ def drawing(name: str, rows: Mapping[str, Sequence[Spec]], **values: Any) -> Spe
 
 
 def _fill(part: Spec, rows: Mapping[str, Sequence[Spec]]) -> None:
+    """Put the rows into a part of a chart and into what it holds, in place."""
     if "data" in part:
-        part["data"] = {"values": list(rows.get(part["data"]["name"], ()))}
+        name = part["data"]["name"]
+        part["data"] = {"values": list(rows.get(name, ()))}
     for inner in (*part.get("layer", ()), *part.get("vconcat", ())):
         _fill(inner, rows)
     if "layer" in part:
-        layers = [layer for layer in part["layer"] if layer["data"]["values"]]
-        part["layer"] = [drawn for layer in layers for drawn in (*_halo(layer), layer)]
+        layers = []
+        for layer in part["layer"]:
+            if layer["data"]["values"]:
+                layers += [*_halo(layer), layer]
+        part["layer"] = layers
 
 
 def _halo(layer: Spec) -> list[Spec]:
@@ -101,9 +106,9 @@ def apart(rows: Sequence[Spec], gap: float, place: Callable[[Spec], float]) -> l
     """Return the rows whose labels do not run into each other, from the last, which is always
     among them.
     """
-    chosen = list(rows[-1:])
-    for row in reversed(rows[:-1]):
-        if place(chosen[-1]) - place(row) >= gap:
+    chosen: list[Spec] = []
+    for row in reversed(rows):
+        if not chosen or place(chosen[-1]) - place(row) >= gap:
             chosen.append(row)
     return chosen
 
@@ -112,33 +117,48 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
     """Return the values moved as little as needed to lie `gap` apart, in the same order, and
     inside low..high where they fit.
     """
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    placed = [min(max(values[i], low), high) for i in order]
-    for i in range(1, len(placed)):
-        placed[i] = max(placed[i], placed[i - 1] + gap)
-    for i in reversed(range(len(placed))):
-        placed[i] = min(placed[i], high if i == len(placed) - 1 else placed[i + 1] - gap)
-    return [place for _, place in sorted(zip(order, placed, strict=True))]
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    placed = [min(max(values[index], low), high) for index in order]
+    lowest = -math.inf
+    for rank, value in enumerate(placed):
+        placed[rank] = max(value, lowest)
+        lowest = placed[rank] + gap
+    highest = high
+    for rank in reversed(range(len(placed))):
+        placed[rank] = min(placed[rank], highest)
+        highest = placed[rank] - gap
+    in_order = [0.0] * len(values)
+    for index, value in zip(order, placed, strict=True):
+        in_order[index] = value
+    return in_order
 
 
 def concurrency(levels: Sequence[int]) -> Spec:
+    """Return the axis of C; on it are named the levels that have room for their name."""
     low = min(levels)
     high = max(levels)
-    values = sorted(
-        row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], _APART, along(levels))
-    )
-    scale: Spec = {
-        "domain": [low, high] if low < high else [low - 1, high + 1],
-        "nice": False,
-        "padding": 22,
+    rows = [{"c": c} for c in sorted(set(levels))]
+    named = apart(rows, _APART, along(levels))
+    scale: Spec = {"domain": [low, high], "nice": False, "padding": 22}
+    if low == high:
+        scale["domain"] = [low - 1, high + 1]
+    axis: Spec = {
+        "values": sorted(row["c"] for row in named),
+        "format": "d",
+        "labelOverlap": False,
     }
-    axis: Spec = {"values": values, "format": "d", "labelOverlap": False}
     title = AGENTS
     if is_wide(levels):
         title = f"{AGENTS}, logarithmic"
         scale |= {"type": "log", "base": 2}
         axis |= {"labelExpr": "datum.value"}
-    return {"field": "c", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
+    return {
+        "field": "c",
+        "type": "quantitative",
+        "title": title,
+        "scale": scale,
+        "axis": axis,
+    }
 
 
 class ChartCurve(msgspec.Struct, frozen=True):
@@ -228,8 +248,16 @@ def curves_chart(
         texts += _value_texts(apart(rows[-1], _APART, along(axis)))
     texts += _ends(curves, per, 17 / height * top, top)
     data["labels"] = msgspec.to_builtins(texts)
-    spare = 5 + round(_WIDER_PX * max(len(curve.end) for curve in curves))
-    return drawing("curves", data, x=concurrency(axis), unit=unit, top=top, spare=spare)
+    longest_end = max(len(curve.end) for curve in curves)
+    spare = 5 + round(_WIDER_PX * longest_end)
+    return drawing(
+        "curves",
+        data,
+        x=concurrency(axis),
+        unit=unit,
+        top=top,
+        spare=spare,
+    )
 
 
 def _axis_unit(curves: Sequence[ChartCurve], unit: str) -> tuple[str, float]:
@@ -243,8 +271,10 @@ def _axis_unit(curves: Sequence[ChartCurve], unit: str) -> tuple[str, float]:
 def _highest(curves: Sequence[ChartCurve], heights: Sequence[float]) -> float:
     """Return the largest value that has to be seen; an interval is cut where it is very wide."""
     values = [value for curve in curves for _, value in curve.points]
-    highs = [high for curve in curves for _, high in curve.ranges.values() if known(high)]
-    return min(max([*values, *highs, *heights]), _TALLEST * max(values))
+    ranges = [ends for curve in curves for ends in curve.ranges.values()]
+    highs = [high for _, high in ranges if known(high)]
+    longest = max(values)
+    return min(max([longest, *highs, *heights]), _TALLEST * longest)
 
 
 def _curve_rows(
@@ -266,27 +296,42 @@ def _curve_rows(
 def _value_texts(rows: Sequence[Spec]) -> Iterator[ChartText]:
     """Yield the value of each point, above its range."""
     for row in rows:
-        yield ChartText(row["c"], row["high"], number(row["value"]), dy=-15, weight=600)
+        yield ChartText(
+            row["c"],
+            row["high"],
+            label=number(row["value"]),
+            dy=-15,
+            weight=600,
+        )
 
 
 def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float) -> Iterator[ChartText]:
     """Yield the name of each curve, beside its last point; names of curves that end at the same C
     lie apart.
     """
-    for c in sorted({curve.points[-1][0] for curve in curves}):
-        ending = [curve for curve in curves if curve.points[-1][0] == c and curve.end]
-        heights = spread(
-            [curve.points[-1][1] / per for curve in ending],
-            min(gap, top / max(len(ending), 1)),
-            0.0,
-            top,
-        )
+    by_end: dict[int, list[ChartCurve]] = {}
+    for curve in curves:
+        c, _ = curve.points[-1]
+        ending = by_end.setdefault(c, [])
+        if curve.end:
+            ending.append(curve)
+    for c, ending in sorted(by_end.items()):
+        values = [curve.points[-1][1] / per for curve in ending]
+        room = top / max(len(ending), 1)
+        heights = spread(values, min(gap, room), 0.0, top)
         for curve, height in zip(ending, heights, strict=True):
-            if curve.colour == theme.STONE:
+            colour = curve.colour
+            if colour == theme.STONE:
                 colour = theme.MUTED
-            else:
-                colour = curve.colour
-            yield ChartText(c, height, curve.end, "left", dx=11, weight=600, colour=colour)
+            yield ChartText(
+                c,
+                height,
+                label=curve.end,
+                align="left",
+                dx=11,
+                weight=600,
+                colour=colour,
+            )
 
 
 def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, row_px: int = 0) -> Spec:
@@ -296,10 +341,16 @@ def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, row_px: i
     rows = [
         {"colour": theme.HONEY, "low": row["value"], "high": row["value"], **row} for row in rows
     ]
-    data = {"bars": rows, "whiskers": [row for row in rows if row["low"] < row["high"]]}
-    spec = drawing("bars", data, unit=unit, top=room * max(row["high"] for row in rows) or 1.0)
+    whiskers = [row for row in rows if row["low"] < row["high"]]
+    longest = max(row["high"] for row in rows)
+    spec = drawing(
+        "bars",
+        {"bars": rows, "whiskers": whiskers},
+        unit=unit,
+        top=room * longest or 1.0,
+    )
     if row_px:
-        return {**spec, "height": max(90, row_px * len(rows))}
+        spec["height"] = max(90, row_px * len(rows))
     return spec
 
 
@@ -371,10 +422,18 @@ def _effective_texts(rows: Sequence[Spec], top: float) -> Iterator[ChartText]:
     """Yield the value of each level: below its range, or above its point where that lies low."""
     for row in rows:
         value = row["value"]
+        height = row["low"]
+        side: Spec = {"dx": 10, "dy": 16}
         if value < 0.14 * top:
-            yield ChartText(row["c"], value, number(value), weight=600, dx=-8, dy=-16)
-        else:
-            yield ChartText(row["c"], row["low"], number(value), weight=600, dx=10, dy=16)
+            height = value
+            side = {"dx": -8, "dy": -16}
+        yield ChartText(
+            row["c"],
+            height,
+            label=number(value),
+            weight=600,
+            **side,
+        )
 
 
 def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
@@ -387,9 +446,14 @@ def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
         return []
     levels = [row["c"] for row in rows]
     end = min(max(levels), top / alone)
-    steps = 24 if is_wide(levels) else 1
-    places = (1 + (end - 1) * (i / steps) ** 2 for i in range(steps + 1))
-    return [{"c": c, "value": c * alone} for c in places]
+    steps = 1
+    if is_wide(levels):
+        steps = 24
+    line = []
+    for step in range(steps + 1):
+        c = 1 + (end - 1) * (step / steps) ** 2
+        line.append({"c": c, "value": c * alone})
+    return line
 
 
 def _turning_rows(turning: Turning, axis: Sequence[int]) -> Iterator[Spec]:
@@ -449,12 +513,24 @@ Curves = Mapping[str, Sequence[tuple[int, float | None]]]  # (C, value), by name
 def latency_chart(measured: Curves, colour: str, height: int) -> Spec | None:
     """Return one curve a percentile, in milliseconds; all but the first are dashed and hollow."""
     curves = []
-    for (name, values), dash in zip(measured.items(), ((), (5, 4), (1, 4)), strict=False):
+    dashes: tuple[tuple[int, ...], ...] = ((), (5, 4), (1, 4))
+    for (name, values), dash in zip(measured.items(), dashes, strict=False):
         points = [(c, value) for c, value in values if value is not None and known(value)]
-        if points:
-            end = f"{name}  {milliseconds(points[-1][1])}"
-            hollow = [c for c, _ in points] if dash else []
-            curves.append(ChartCurve(points, colour, end, dash, hollow=hollow))
+        if not points:
+            continue
+        _, last = points[-1]
+        hollow = []
+        if dash:
+            hollow = [c for c, _ in points]
+        end = f"{name}  {milliseconds(last)}"
+        curve = ChartCurve(
+            points,
+            colour,
+            end=end,
+            dash=dash,
+            hollow=hollow,
+        )
+        curves.append(curve)
     return curves_chart(curves[::-1], "ms", height=height)
 
 

@@ -127,15 +127,22 @@ def plain_columns(paths: str) -> list[Column[Any]]:
     """Return columns for programs: each a path, with another key in front where it has one, as
     `low=figure.low`.
     """
-    named = [word.rpartition("=") for word in paths.split()]
-    return [Column(key or path, "", at(path)) for key, _, path in named]
+    columns = []
+    for word in paths.split():
+        key, _, path = word.rpartition("=")
+        columns.append(Column(key or path, "", at(path)))
+    return columns
 
 
 def chosen(columns: Iterable[Column[Record]], keys: str) -> list[Column[Record]]:
     """Return the columns of the keys, parted by blanks, in their order; `key~2` has the rank 2."""
     by_key = {column.key: column for column in columns}
-    named = [key.partition("~") for key in keys.split()]
-    return [replace(by_key[key], rank=int(rank or 0)) for key, _, rank in named]
+    picked = []
+    for word in keys.split():
+        key, _, rank = word.partition("~")
+        column = replace(by_key[key], rank=int(rank or 0))
+        picked.append(column)
+    return picked
 
 
 def present(columns: Iterable[Column[Record]], records: Sequence[Record]) -> list[Column[Record]]:
@@ -159,11 +166,15 @@ def documents(
 
 def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> str:
     """Return CSV with the keys as its head; what is unknown is an empty field."""
-    rows = ([column.value(record) for column in columns] for record in records)
-    plain = (
-        [str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows
-    )
-    return csv_text([column.key for column in columns], plain)
+    head = [column.key for column in columns]
+    rows = ([_csv_value(column.value(record)) for column in columns] for record in records)
+    return csv_text(head, rows)
+
+
+def _csv_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -174,11 +185,10 @@ def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def markdown_table(columns: Sequence[Column[Record]], records: Sequence[Record]) -> str:
     columns = present(columns, records)
-    lines = [
-        [column.title for column in columns],
-        ["---:" if column.right else "---" for column in columns],
-    ]
-    lines += [[markdown_cell(column.cell(record)) for column in columns] for record in records]
+    titles = [column.title for column in columns]
+    rules = ["---:" if column.right else "---" for column in columns]
+    rows = ([markdown_cell(column.cell(record)) for column in columns] for record in records)
+    lines = [titles, rules, *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -200,10 +210,10 @@ def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) 
     """
     width = terminal_width()
     head, *lines = record_lines(columns, records, width)
-    bold = (
-        width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
-    print("\n".join([f"\x1b[1m{head}\x1b[0m" if bold else head, *lines]))  # noqa: T201
+    has_colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    if width is not None and has_colours:
+        head = f"\x1b[1m{head}\x1b[0m"
+    print("\n".join([head, *lines]))  # noqa: T201
 
 
 def terminal_width() -> int | None:
@@ -216,7 +226,9 @@ def terminal_width() -> int | None:
 
 
 def record_lines(
-    columns: Sequence[Column[Record]], records: Sequence[Record], width: int | None = None
+    columns: Sequence[Column[Record]],
+    records: Sequence[Record],
+    width: int | None = None,
 ) -> list[str]:
     """Return the lines of a table.
 
@@ -245,7 +257,9 @@ def record_lines(
 
 
 def _places_that_fit(
-    columns: Sequence[Column[Record]], widths: Sequence[int], width: int
+    columns: Sequence[Column[Record]],
+    widths: Sequence[int],
+    width: int,
 ) -> list[int]:
     """Return the places of the columns that stay: the highest rank goes first, rank 0 never."""
     least_widths = [
@@ -262,7 +276,10 @@ def _places_that_fit(
 
 
 def _cut_widths(
-    columns: Sequence[Column[Record]], widths: Sequence[int], places: Sequence[int], width: int
+    columns: Sequence[Column[Record]],
+    widths: Sequence[int],
+    places: Sequence[int],
+    width: int,
 ) -> list[int]:
     """Return the widths with the widest columns of words made narrower, until the line fits."""
     cut = list(widths)
@@ -276,7 +293,9 @@ def _cut_widths(
 
 
 def _line_width(widths: Sequence[int], places: Sequence[int]) -> int:
-    return sum(widths[place] for place in places) + len(GAP) * (len(places) - 1)
+    texts = sum(widths[place] for place in places)
+    gaps = len(GAP) * (len(places) - 1)
+    return texts + gaps
 
 
 def text_width(text: str) -> int:
@@ -305,4 +324,6 @@ def padded(text: str, width: int, right: bool = False) -> str:
             text = text[:-1]
         text += f"…{end}"
     blank = " " * (width - text_width(text))
-    return blank + text if right else text + blank
+    if right:
+        return blank + text
+    return text + blank

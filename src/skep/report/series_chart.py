@@ -103,13 +103,8 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     the rest.
     """
     ordered = sorted(value for value in values if math.isfinite(value)) or [0.0, 1.0]
-    count = len(ordered)
-    if count >= 20:
-        low, middle, high = (ordered[count * quarter // 4] for quarter in (1, 2, 3))
-        reach = _FAR * max(high - low, 0.02 * abs(middle))
-        near_values = [value for value in ordered if low - reach <= value <= high + reach]
-        if count - len(near_values) <= 0.02 * count:
-            ordered = near_values
+    if len(ordered) >= 20:
+        ordered = _without_outliers(ordered)
     low = ordered[0]
     high = ordered[-1]
     if 0 <= low < _NEAR_ZERO * high:
@@ -124,6 +119,17 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     elif low < 0:
         low -= room
     return low, high + room
+
+
+def _without_outliers(ordered: list[float]) -> list[float]:
+    """Return the values near the middle ones; all of them where more than a few lie far away."""
+    count = len(ordered)
+    low, middle, high = (ordered[count * quarter // 4] for quarter in (1, 2, 3))
+    reach = _FAR * max(high - low, 0.02 * abs(middle))
+    near_values = [value for value in ordered if low - reach <= value <= high + reach]
+    if count - len(near_values) <= 0.02 * count:
+        return near_values
+    return ordered
 
 
 def series_chart(picture: Picture) -> Markup:
@@ -154,7 +160,9 @@ def series_spec(picture: Picture, size: str = "wide", *, still: bool = False) ->
     low, high = picture.axis
     rows = _rows(picture, low, high, _MOST_DRAWN if still else 400)
     if still:
-        rows["points"] = rows["points"][:: 1 + len(rows["points"]) // _MOST_DRAWN]
+        points = rows["points"]
+        stride = 1 + len(points) // _MOST_DRAWN
+        rows["points"] = points[::stride]
     # Signs stand inside the plot, above the curves, so that they are cut off with the rest where a
     # reader zooms in.
     lanes_px = 0
@@ -164,7 +172,8 @@ def series_spec(picture: Picture, size: str = "wide", *, still: bool = False) ->
     x = spec["encoding"]["x"]
     y = spec["encoding"]["y"]
     since = _ms(picture.since)
-    x["scale"]["domain"] = {"expr": f"[{since}, {max(_ms(picture.until), since + 1000)}]"}
+    until = max(_ms(picture.until), since + 1000)
+    x["scale"]["domain"] = {"expr": f"[{since}, {until}]"}
     y["scale"]["domain"] = {"expr": f"[{low!r}, {top!r}]"}
     x["axis"]["tickCount"], y["axis"]["tickCount"] = _TICKS[size]
     spec["params"][0]["value"] = picture.unit
@@ -172,8 +181,13 @@ def series_spec(picture: Picture, size: str = "wide", *, still: bool = False) ->
         spec |= _axis_title(picture.unit, low)
     layers = _layers_of(spec, rows, size, still=still)
     names = dict.fromkeys(layer["data"]["name"] for layer in layers)
-    datasets = {name: rows[name] for name in names}
-    return {**spec, "width": width, "height": height, "layer": layers, "datasets": datasets}
+    return {
+        **spec,
+        "width": width,
+        "height": height,
+        "layer": layers,
+        "datasets": {name: rows[name] for name in names},
+    }
 
 
 def _axis_title(unit: str, low: float) -> Spec:
@@ -229,23 +243,31 @@ def _rows(picture: Picture, low: float, high: float, max_band_rows: int) -> dict
         name = f"{track.name}: " if len(picture.tracks) > 1 else ""
         points += _point_rows(track, name, band)
         bands += band
-    failed = sorted(at for at in picture.failed if picture.since <= at <= picture.until)
-    tip = f"{len(picture.failed)} failed"
-    seen_s = (picture.until - picture.since) / 600  # nothing shorter can be seen
     return {
-        "missed": [
-            _stretch(begin, max(end, begin + seen_s), theme.STONE) for begin, end in picture.missed
-        ],
+        "missed": _missed(picture),
         "between": [_stretch(*change.between, _colour(change)) for change in picture.changes],
         "band": bands,
         "points": [row for row in points if low <= row["y"] <= high],
         "outliers": [*_outliers(points, "above", high), *_outliers(points, "below", low)],
-        "failed": [
-            {"t": _ms(at), "colour": theme.ROSE, "tip": tip} for at in failed[:_MOST_MARKS]
-        ],
+        "failed": _failed(picture),
         "changes": _changes(picture),
         "events": _events(picture),
     }
+
+
+def _missed(picture: Picture) -> list[Spec]:
+    """Return the times that were missed, each long enough to be seen."""
+    shortest_s = (picture.until - picture.since) / 600
+    return [
+        _stretch(begin, max(end, begin + shortest_s), theme.STONE) for begin, end in picture.missed
+    ]
+
+
+def _failed(picture: Picture) -> list[Spec]:
+    """Return a mark for each failed probe of the window, up to as many as can be told apart."""
+    moments = sorted(at for at in picture.failed if picture.since <= at <= picture.until)
+    tip = f"{len(picture.failed)} failed"
+    return [{"t": _ms(at), "colour": theme.ROSE, "tip": tip} for at in moments[:_MOST_MARKS]]
 
 
 def _brief(value: float) -> float:
@@ -259,7 +281,13 @@ def _stretch(begin: float, end: float, colour: str) -> Spec:
     return {"t": _ms(begin), "end": _ms(end), "colour": colour}
 
 
-def _band_rows(track: Track, place: int, low: float, high: float, max_rows: int) -> list[Spec]:
+def _band_rows(
+    track: Track,
+    place: int,
+    low: float,
+    high: float,
+    max_rows: int,
+) -> list[Spec]:
     """Return the rows of a band in pieces: between two of them nothing was measured."""
     rows = []
     step = 1 + len(track.band) // max_rows
@@ -292,12 +320,19 @@ def _point_rows(track: Track, name: str, band: Sequence[Spec]) -> list[Spec]:
     moments = [row["t"] for row in band]
     rows: list[Spec] = []
     for point in track.points:
-        row: Spec = {"t": _ms(point.at), "y": _brief(point.value), **look}
+        row: Spec = {
+            "t": _ms(point.at),
+            "y": _brief(point.value),
+            **look,
+        }
         if point.busy:
             row["busy"] = True
         if band:
-            beside = band[min(bisect_left(moments, row["t"]), len(band) - 1)]
-            row |= {"middle": beside["y"], "low": beside["low"], "high": beside["high"]}
+            place = min(bisect_left(moments, row["t"]), len(band) - 1)
+            beside = band[place]
+            row["middle"] = beside["y"]
+            row["low"] = beside["low"]
+            row["high"] = beside["high"]
         rows.append(row)
     return rows
 
@@ -313,7 +348,13 @@ def _outliers(points: Sequence[Spec], word: str, edge: float) -> list[Spec]:
     values = [row["y"] for row in beyond] or [0.0]
     tip = f"{len(beyond)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
     return [
-        {"t": row["t"], "y": edge, "colour": row["colour"], "shape": shape, "tip": tip}
+        {
+            "t": row["t"],
+            "y": edge,
+            "colour": row["colour"],
+            "shape": shape,
+            "tip": tip,
+        }
         for row in beyond
     ]
 
@@ -415,14 +456,20 @@ def _pieces(track: Track) -> Iterable[Sequence[Band]]:
     """Return the band in pieces: where nothing was measured for long, no line claims to know."""
     if not (band := track.band):
         return []
-    strides = sorted(b[0] - a[0] for a, b in pairwise(band))
+    moments = [row[0] for row in band]
+    strides = sorted(later - earlier for earlier, later in pairwise(moments))
     longest = math.inf
     if len(strides) > 1:
-        longest = 6 * max(strides[len(strides) // 2], 1.0)
-    moments = [row[0] for row in band]
-    anew = {bisect_left(moments, step) for step in track.steps}
-    cuts = [i for i in range(1, len(band)) if i in anew or moments[i] - moments[i - 1] > longest]
-    return [band[a:b] for a, b in zip([0, *cuts], [*cuts, len(band)], strict=True)]
+        median = strides[len(strides) // 2]
+        longest = 6 * max(median, 1.0)
+    begins = {bisect_left(moments, step) for step in track.steps}
+    cuts = [0]
+    for place in range(1, len(band)):
+        is_gap = moments[place] - moments[place - 1] > longest
+        if is_gap or place in begins:
+            cuts.append(place)
+    ends = [*cuts[1:], len(band)]
+    return [band[begin:end] for begin, end in zip(cuts, ends, strict=True)]
 
 
 def local(at: float) -> datetime:

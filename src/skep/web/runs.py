@@ -233,7 +233,7 @@ class RunsPages:
 
     @contextmanager
     def _stored(self, name: str) -> Iterator[tuple[Store, StoredRun]]:
-        """Give the run of that name while the store is open; raise NotFound where there is none."""
+        """Give the run of that name while the store is open; raise NotFound if there is none."""
         with self.site.store() as store:
             with or_not_found():
                 run = store.run(name)
