@@ -220,7 +220,7 @@ def test_what_cannot_be_started_is_one_line_with_what_to_do(home, url, configure
 
 
 def test_without_a_deployment_it_says_how_to_start_one(home, monkeypatch):
-    monkeypatch.setattr("skep.swarm.client.DEFAULT_PORT", 9)
+    monkeypatch.setattr("skep.swarm.address.DEFAULT_PORT", 9)
     error = refused("claude")
     assert error.startswith("no deployment runs here")
     assert "`skep up -d` starts one" in error

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loop_turns import longest_turn
-from skep.swarm import client
-from skep.swarm.client import AnswerChecker
+from skep.swarm import answer_check
+from skep.swarm.answer_check import AnswerChecker
 from skep.swarm.records import Task
 from skep.swarm.schemas import LONGEST, NotJson, parse, values_in, why_none
 from skep.workload.extraction import split_answer
@@ -24,7 +24,7 @@ ORDER = {
     "required": ["items"],
 }
 ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
-NO_MATCH = client.WrittenValue("a" * 40 + "!", json.dumps("a" * 40 + "!"))
+NO_MATCH = answer_check.WrittenValue("a" * 40 + "!", json.dumps("a" * 40 + "!"))
 
 
 def task(**fields):
@@ -116,12 +116,12 @@ def test_a_pattern_that_never_ends_does_not_stop_the_runner():
                     ticks += 1
 
             ticking = asyncio.create_task(tick())
-            hung = await client.schema_check(ENDLESS, NO_MATCH, compute_s=0.2)
+            hung = await answer_check.schema_check(ENDLESS, NO_MATCH, compute_s=0.2)
             ticking.cancel()
             return hung, ticks, await checks.check(task(schema=ENDLESS), '"aaa"')
 
     hung, ticks, right = asyncio.run(checking())
-    assert hung == client.TOO_LONG
+    assert hung == answer_check.TOO_LONG
     assert ticks > 0.2 / 0.02 / 4
     assert right.ok
 
@@ -140,7 +140,7 @@ def test_a_schema_may_refer_to_itself_and_a_check_that_is_broken_off_leaves_noth
     async def checking():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await client.schema_check(ENDLESS, NO_MATCH, compute_s=60)
+                await answer_check.schema_check(ENDLESS, NO_MATCH, compute_s=60)
         return children()
 
     before = children()

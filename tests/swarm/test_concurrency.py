@@ -78,7 +78,7 @@ def test_the_slots_of_an_endpoint_are_used_and_a_few_wait(slots, cap, limit, why
 def test_a_model_that_is_not_loaded_is_woken_by_one():
     allowed = ConcurrencyLimit(EndpointSlots(0, is_gateway=True))
     assert allowed.limit == 1
-    allowed.told(EndpointSlots(8, is_gateway=True))
+    allowed.update_slots(EndpointSlots(8, is_gateway=True))
     assert allowed.limit == 8 + backlog_of(8)
 
 
@@ -188,6 +188,6 @@ def test_the_limit_is_always_between_one_and_what_is_allowed(events, cap):
         elif kind == "refused":
             allowed.refused(now, first, second)
         else:
-            allowed.told(EndpointSlots(first, is_gateway=second))
+            allowed.update_slots(EndpointSlots(first, is_gateway=second))
         assert 1 <= allowed.limit <= (cap or MOST)
         assert allowed.why

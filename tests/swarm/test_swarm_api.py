@@ -13,8 +13,8 @@ from skep import swarm
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
+from skep.swarm.address import key_here, url_here
 from skep.swarm.api import AnswerForm, make_tasks
-from skep.swarm.client import key_here, url_here
 from skep.swarm.records import SwarmRunState
 from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine

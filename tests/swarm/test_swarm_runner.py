@@ -10,9 +10,11 @@ import pytest
 from skep.errors import EndpointError, StoreError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.swarm.client import AnswerChecker, AttemptResult, ChatWorker
+from skep.swarm.answer_check import AnswerChecker
+from skep.swarm.attempt import ChatWorker
 from skep.swarm.records import (
     AttemptOutcome,
+    AttemptResult,
     SwarmRunOptions,
     SwarmRunState,
     Task,

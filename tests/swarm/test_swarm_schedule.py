@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.client import AttemptResult
-from skep.swarm.records import AttemptOutcome, Recorded, SwarmRunOptions, Task, TaskEnding, Why
+from skep.swarm.records import (
+    AttemptOutcome,
+    AttemptResult,
+    Recorded,
+    SwarmRunOptions,
+    Task,
+    TaskEnding,
+    Why,
+)
 from skep.swarm.schedule import (
     SILENT_S,
     Cancel,

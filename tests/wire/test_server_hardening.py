@@ -483,24 +483,24 @@ ANSWERING = ConnectionStage.ANSWERING
         (
             {"write_idle_s": 10, "write_bytes": 1000},
             [
-                (1, ANSWERING, {"left": 0, "unsent": 100}),
-                (9, ANSWERING, {"left": 900, "unsent": 299}),
+                (1, ANSWERING, {"taken": 0, "unsent": 100}),
+                (9, ANSWERING, {"taken": 900, "unsent": 299}),
                 (
                     12,
                     ANSWERING,
-                    {"left": 1100, "unsent": 399},
+                    {"taken": 1100, "unsent": 399},
                 ),  # more waits than before, yet enough has left
-                (19, ANSWERING, {"left": 1500, "unsent": 499}),
-                (23, ANSWERING, {"left": 2000, "unsent": 499}),
+                (19, ANSWERING, {"taken": 1500, "unsent": 499}),
+                (23, ANSWERING, {"taken": 2000, "unsent": 499}),
             ],
             SweepAction.ABORT,
         ),
         (
             {"write_idle_s": 10, "write_bytes": 1000},
             [
-                (9, ANSWERING, {"left": 10, "unsent": 100}),
-                (12, ANSWERING, {"left": 110, "unsent": 0}),
-                (21, ANSWERING, {"left": 120, "unsent": 100}),
+                (9, ANSWERING, {"taken": 10, "unsent": 100}),
+                (12, ANSWERING, {"taken": 110, "unsent": 0}),
+                (21, ANSWERING, {"taken": 120, "unsent": 100}),
             ],
             None,
         ),
@@ -513,7 +513,7 @@ def test_how_long_a_client_is_waited_for(limits, steps, end):
     A reader of 2,000 bytes in 15 s kept a slot for two hours.
     """
     patience = ClientTimeouts(ServerLimits(**limits), 0)
-    nothing = {"message": 0, "arrived": 0, "left": 0, "unsent": 0}
+    nothing = {"message": 0, "arrived": 0, "taken": 0, "unsent": 0}
     verdicts = [
         patience.look(at, stage, **{**nothing, **counters}) for at, stage, counters in steps
     ]

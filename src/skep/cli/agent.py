@@ -136,7 +136,7 @@ def _check_installed(client: Client) -> None:
 def _endpoint(options: EndpointOptions, paths: Paths) -> tuple[str, str | None, str]:
     """Return the URL, the key and the variable that the key is in."""
     from skep.engines.base import GATEWAY_KEY
-    from skep.swarm.client import key_here, url_here
+    from skep.swarm.address import key_here, url_here
 
     url = options.url or url_here(paths, os.environ)
     if options.key_env is not None:

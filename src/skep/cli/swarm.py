@@ -52,7 +52,7 @@ class SwarmOptions(EndpointOptions):
 
     @cached_property
     def address(self) -> str:
-        from skep.swarm.client import url_here
+        from skep.swarm.address import url_here
 
         return self.url or url_here(user_paths(os.environ), os.environ)
 

@@ -231,7 +231,7 @@ async def _split(
         split = await plan_goal(
             goal,
             endpoint,
-            most=task_limit,
+            max_tasks=task_limit,
             max_tokens=options.max_tokens,
             timeout_s=timeout_s,
             say=note,

@@ -20,7 +20,7 @@ from skep.paths import Paths
 from skep.store.database import Store, open_store, read_store
 from skep.store.records import RunState
 from skep.supervisor.control import NotRunning, ask, local_key, socket_of
-from skep.swarm.client import URL_VARIABLE
+from skep.swarm.address import URL_VARIABLE
 from skep.swarm.records import SwarmRun
 from skep.swarm.store import SwarmStore, as_it_stands
 from skep.wire.client import WireFailure, fetch_once

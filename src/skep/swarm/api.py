@@ -23,7 +23,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
-from skep.swarm.client import key_here, url_here
+from skep.swarm.address import key_here, url_here
 from skep.swarm.progress import SwarmProgress
 from skep.swarm.records import SwarmRunOptions, Task, TaskEnding, TaskResult
 from skep.swarm.runner import carry_out
@@ -125,17 +125,20 @@ def _filled(template: Template, item: Any) -> str:
     return template.fill(values)
 
 
-def _document(made: Made, number: int) -> Mapping[str, Any]:
-    if isinstance(made, str):
-        made = {"prompt": made}
-    elif isinstance(made, list | tuple):
-        made = {"messages": list(made)}
-    elif not isinstance(made, Mapping):
+def _document(prompt_or_fields: Made, number: int) -> Mapping[str, Any]:
+    if isinstance(prompt_or_fields, str):
+        prompt_or_fields = {"prompt": prompt_or_fields}
+    elif isinstance(prompt_or_fields, list | tuple):
+        prompt_or_fields = {"messages": list(prompt_or_fields)}
+    elif not isinstance(prompt_or_fields, Mapping):
         hint = "return a string, a list of messages, or a task's fields"
         raise UserError(
-            f"the function returned {type(made).__name__} for item {number}", hint=hint
+            f"the function returned {type(prompt_or_fields).__name__} for item {number}", hint=hint
         )
-    return {"id": number, **{name: value for name, value in made.items() if value is not None}}
+    return {
+        "id": number,
+        **{name: value for name, value in prompt_or_fields.items() if value is not None},
+    }
 
 
 T = TypeVar("T")
@@ -186,8 +189,8 @@ class SwarmError(SkepError):
         self.run = run
         self.values = list(values)
         self.failures = [value for value in values if isinstance(value, Failure)]
-        what = f"{len(self.failures)} of {len(self.values)} tasks failed; {self.failures[0]}"
-        super().__init__(what, hint="`error.values` has the others")
+        message = f"{len(self.failures)} of {len(self.values)} tasks failed; {self.failures[0]}"
+        super().__init__(message, hint="`error.values` has the others")
 
 
 async def run_items(
@@ -225,9 +228,9 @@ async def run_items(
                 error.add_note(f'what is done is kept: resume="{run_id}" goes on with it')
             raise
         with open_store(paths.store, read_only=True) as store:
-            found = {result.task: result for result in SwarmStore(store).results(run_id)}
+            results = {result.task: result for result in SwarmStore(store).results(run_id)}
     return run_id, [
-        _value(item, task, found.get(task.id), form)
+        _value(item, task, results.get(task.id), form)
         for item, task in zip(given, tasks, strict=True)
     ]
 
@@ -279,11 +282,11 @@ def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -
 
 def _order(options: Options) -> SwarmRunOptions:
     names = ("agents", "tries", "timeout_s", "deadline_s", "max_tokens", "priority")
-    told: dict[str, Any] = {
+    given_options: dict[str, Any] = {
         name: value for name, value in options.items() if name in names and value is not None
     }
     try:
-        return msgspec.convert(told, SwarmRunOptions)
+        return msgspec.convert(given_options, SwarmRunOptions)
     except msgspec.ValidationError as error:
         raise UserError(f"these options cannot be: {error}") from None
 

@@ -50,7 +50,7 @@ class MergedAnswer:
     findings: list[PartAnswer]
     notes: list[str]
     complete: bool = True
-    wanted: list[Task] = field(default_factory=list)  # merges of the next level
+    merges: list[Task] = field(default_factory=list)  # merges of the next level
 
     @property
     def text(self) -> str:
@@ -62,9 +62,9 @@ class MergedAnswer:
         """Return the text, and below it the notes on how it was made."""
         if not self.notes:
             return self.text
-        more = len(self.notes) - NOTES_SHOWN
+        hidden_notes = len(self.notes) - NOTES_SHOWN
         notes = [f"- {note}" for note in self.notes[:NOTES_SHOWN]] + (
-            [f"- and {more} more"] if more > 0 else []
+            [f"- and {hidden_notes} more"] if hidden_notes > 0 else []
         )
         return "\n".join([self.text, "", "---", "How this was made:", *notes]).lstrip("\n")
 
@@ -103,8 +103,8 @@ def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[TaskResul
     """Return the merges that can start now; none if all are done or earlier tasks are still under
     way.
     """
-    known = {task.id for task in tasks}
-    return [task for task in answer_of(run, results).wanted if task.id not in known]
+    existing_ids = {task.id for task in tasks}
+    return [task for task in answer_of(run, results).merges if task.id not in existing_ids]
 
 
 def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
@@ -116,13 +116,13 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
     answer = _first(plan, by_id)
     if not answer.complete or plan["reduce"]["how"] != "merge":
         return answer
-    taken = {str(one["id"]) for one in plan["tasks"]}
+    taken = {str(task["id"]) for task in plan["tasks"]}
     level = 1
     while len(answer.findings) > 1:
-        own = [
+        sizes_in_prompt = [
             len(finding.text) + len(finding.heading) + MARKS_CHARS for finding in answer.findings
         ]
-        groups = packed(answer.findings, own, sizes.merge_chars)
+        groups = packed(answer.findings, sizes_in_prompt, sizes.merge_chars)
         if all(len(group) == 1 for group in groups):
             answer.notes.append(
                 "the remaining parts do not fit into one merge: they follow one after the other"
@@ -135,7 +135,7 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
         missing = [(name, group) for name, group in named if len(group) > 1 and name not in by_id]
         if missing:
             answer.complete = False
-            answer.wanted = [
+            answer.merges = [
                 _merge_task(name, plan["goal"], group, sizes, level) for name, group in missing
             ]
             answer.notes.append(f"{len(missing)} merges are not done yet")
@@ -156,13 +156,13 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAn
     answer = MergedAnswer(
         [], [f"split by rule, not by the model: {plan['why']}"] if instead else []
     )
-    tasks = {str(one["id"]): one for one in plan["tasks"]}
-    left = 0
+    tasks = {str(task_plan["id"]): task_plan for task_plan in plan["tasks"]}
+    unfinished = 0
     cut = 0
     for name, task in tasks.items():
         result = by_id.get(name)
         if result is None:
-            left += 1
+            unfinished += 1
         elif (
             result.ending is TaskEnding.DONE and result.answer and (text := result.answer.strip())
         ):
@@ -175,13 +175,13 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAn
             answer.notes.append(f"`{name}` is missing: {result.error or 'its answer is empty'}")
     if cut:
         if len(answer.findings) > 1:
-            some = f"{cut} of {len(answer.findings)} answers were"
+            cut_answers = f"{cut} of {len(answer.findings)} answers were"
         else:
-            some = "the answer was"
-        answer.notes.append(f"{some} cut at the limit of tokens; --max-tokens raises it")
-    if left:
+            cut_answers = "the answer was"
+        answer.notes.append(f"{cut_answers} cut at the limit of tokens; --max-tokens raises it")
+    if unfinished:
         answer.complete = False
-        answer.notes.append(f"{left} of {len(tasks)} tasks are not done yet")
+        answer.notes.append(f"{unfinished} of {len(tasks)} tasks are not done yet")
     return answer
 
 
@@ -189,7 +189,7 @@ def _merge_task(
     name: str, goal: str, group: Sequence[PartAnswer], sizes: Sizes, level: int
 ) -> Task:
     words = int(sizes.answer_tokens * WORDS_PER_TOKEN)
-    texts = material((one.heading, one.text) for one in group)
+    texts = material((part.heading, part.text) for part in group)
     messages = messages_of("merge", goal=goal, answers=len(group), words=words, material=texts)
     return Task(
         name, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE, stage=level
@@ -217,7 +217,7 @@ def why_unused(result: TaskResult, group: Sequence[PartAnswer]) -> str | None:
         return "it is empty"
     if result.finish_reason == "length":
         return "it was cut at its limit"
-    whole = sum(len(one.text) for one in group)
+    whole = sum(len(part.text) for part in group)
     if len(text) > whole + SLACK_CHARS:
         return f"it is longer ({len(text):,} characters) than all its parts together ({whole:,})"
     return None

@@ -26,8 +26,10 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
-from skep.swarm.client import REJECTED, AnswerChecker, ChatWorker, SwarmClient
-from skep.swarm.records import SwarmRunOptions, Task
+from skep.swarm.answer_check import AnswerChecker
+from skep.swarm.attempt import ChatWorker
+from skep.swarm.client import SwarmClient
+from skep.swarm.records import REJECTED, SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
 from skep.wire.client import fetch_if_there
 
@@ -50,7 +52,7 @@ def pieces_of(file: str, text: str, most_chars: int) -> list[FilePiece]:
     # At line feeds alone, as editors and `grep -n` count lines.
     lines = text.removesuffix("\n").split("\n")
     ends = [0, *accumulate(len(line) + 1 for line in lines)]  # characters before each line
-    found: list[FilePiece] = []
+    pieces: list[FilePiece] = []
     begin = 0
     while begin < len(lines):
         end = _cut(lines, ends, begin, most_chars)
@@ -59,13 +61,13 @@ def pieces_of(file: str, text: str, most_chars: int) -> list[FilePiece]:
         begin = end
         if whole.strip() and len(whole) > most_chars:  # one line
             parts = [whole[at : at + most_chars] for at in range(0, len(whole), most_chars)]
-            found += [
+            pieces += [
                 FilePiece(f"{ref} ({number}/{len(parts)})", part)
                 for number, part in enumerate(parts, 1)
             ]
         elif whole.strip():
-            found.append(FilePiece(ref, whole))
-    return found
+            pieces.append(FilePiece(ref, whole))
+    return pieces
 
 
 def _cut(lines: list[str], ends: list[int], begin: int, most_chars: int) -> int:
@@ -83,8 +85,16 @@ def _cut(lines: list[str], ends: list[int], begin: int, most_chars: int) -> int:
 
 
 def _rank(before: str, line: str) -> int:
-    """Rate a cut between two lines: best before a heading, then before what is not indented."""
-    return 0 if before.strip() else 3 if line.startswith("#") else 2 if line[:1].strip() else 1
+    """Rate a cut between two lines, behind a blank one: best before a heading, then before text
+    that is not indented.
+    """
+    if before.strip():
+        return 0
+    if line.startswith("#"):
+        return 3
+    if line[:1].strip():
+        return 2
+    return 1
 
 
 LARGEST_BYTES = 2 << 20
@@ -123,13 +133,13 @@ def find_sources(root: Path, patterns: Sequence[str], *, outside: bool = False) 
         except UserError as error:
             left_out.append((name, error.message))
     if not texts:
-        shown = ", ".join(f"`{pattern}`" for pattern in patterns)
+        quoted_patterns = ", ".join(f"`{pattern}`" for pattern in patterns)
         if left_out:
             why = f": {left_out[0][0]} is {left_out[0][1]}"
         else:
             why = ""
         hint = 'patterns are relative to this folder: "src/**/*.py", in quotes'
-        raise UserError(f"{shown} matches no text file under {root}{why}", hint=hint)
+        raise UserError(f"{quoted_patterns} matches no text file under {root}{why}", hint=hint)
     return Sources(texts, tuple(left_out))
 
 
@@ -185,18 +195,18 @@ def _beginning(root: Path, pattern: str, *, outside: bool) -> tuple[Path, PurePo
     return folder.parent, PurePosixPath(folder.name) / rest
 
 
-def _names(root: Path, wanted: PurePosixPath) -> Iterable[str]:
+def _names(root: Path, pattern: PurePosixPath) -> Iterable[str]:
     """Yield what a pattern names, relative to the root: hidden files only where it names such,
     packages never.
     """
-    if (root / wanted).is_dir():
-        wanted = wanted / "**" / "*"
-    hidden = any(part.startswith(".") for part in wanted.parts)
+    if (root / pattern).is_dir():
+        pattern = pattern / "**" / "*"
+    hidden = any(part.startswith(".") for part in pattern.parts)
     try:
-        found = [path for path in root.glob(str(wanted)) if not path.is_dir()]
+        paths = [path for path in root.glob(str(pattern)) if not path.is_dir()]
     except ValueError as error:  # `**` beside other signs
-        raise UserError(f"`{wanted}` is not a pattern: {error}") from None
-    for path in found:
+        raise UserError(f"`{pattern}` is not a pattern: {error}") from None
+    for path in paths:
         name = path.relative_to(root)
         is_shown = hidden or not any(part.startswith(".") for part in name.parts)
         if is_shown and str(name).isprintable() and PASSED_BY.isdisjoint(name.parts):
@@ -209,32 +219,35 @@ LEAST_SAMPLE = 200  # characters, below which nothing can be said
 MARGIN = 0.9  # of what fits: other texts have shorter tokens than the sample
 
 
-async def context_of(line: SwarmClient) -> int | None:
+async def context_of(client: SwarmClient) -> int | None:
     """Tokens of one conversation, as skep, vLLM (`max_model_len`) or llama.cpp (`/props`) tell it,
     or None.
     """
-    endpoint = line.endpoint
+    endpoint = client.endpoint
     documents = []
-    for path in ("/props", f"{line.endpoint.base}/models"):
+    for path in ("/props", f"{client.endpoint.base}/models"):
         answer = await fetch_if_there(
-            line.pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0
+            client.pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0
         )
         documents.append(answer.document() if answer else {})
     props, models = documents
-    told = [endpoint.engine.get("context")]
-    told += [
-        one.get("max_model_len")
-        for one in models.get("data") or ()
-        if one.get("id") == endpoint.model
+    contexts = [endpoint.engine.get("context")]
+    contexts += [
+        model.get("max_model_len")
+        for model in models.get("data") or ()
+        if model.get("id") == endpoint.model
     ]
     if (
         props.get("model_alias", endpoint.model) == endpoint.model
     ):  # not another model behind the same gateway
-        told.append((props.get("default_generation_settings") or {}).get("n_ctx"))
-    return min((one for one in told if type(one) is int and 256 <= one < 10**8), default=None)
+        contexts.append((props.get("default_generation_settings") or {}).get("n_ctx"))
+    return min(
+        (context for context in contexts if type(context) is int and 256 <= context < 10**8),
+        default=None,
+    )
 
 
-async def chars_per_token(line: SwarmClient, texts: list[str]) -> float:
+async def chars_per_token(client: SwarmClient, texts: list[str]) -> float:
     """Count on a piece of these very texts, by a request of one token; else guess carefully."""
     share = max(SAMPLE_CHARS // max(len(texts), 1), LEAST_SAMPLE)
     sample = "\n".join(text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE])[
@@ -242,8 +255,8 @@ async def chars_per_token(line: SwarmClient, texts: list[str]) -> float:
     ]
     if len(sample) < LEAST_SAMPLE:
         return CHARS_PER_TOKEN
-    asked = [{"role": "user", "content": sample}]
-    tokens = (await line.ask(asked, fields={"max_tokens": 1}, timeout_s=60.0)).prompt_tokens
+    messages = [{"role": "user", "content": sample}]
+    tokens = (await client.ask(messages, fields={"max_tokens": 1}, timeout_s=60.0)).prompt_tokens
     if tokens and tokens * 12 >= len(sample):
         return max(0.5, MARGIN * len(sample) / tokens)
     return CHARS_PER_TOKEN
@@ -340,13 +353,13 @@ def sizes_of(
     context: int | None, per_token: float, *, chunk_tokens: int | None, max_tokens: int | None
 ) -> Sizes:
     """Say what fits into a context; UserError where nothing would."""
-    known = context or UNKNOWN_CONTEXT
+    context_tokens = context or UNKNOWN_CONTEXT
     if context is None:
-        own = UNKNOWN_ANSWER
+        default_answer = UNKNOWN_ANSWER
     else:
-        own = min(max(context // 8, LEAST_ANSWER), context // 4)
-    answer = max_tokens or min(own, MOST_ANSWER)
-    room = known - answer - PROMPT_TOKENS
+        default_answer = min(max(context // 8, LEAST_ANSWER), context // 4)
+    answer = max_tokens or min(default_answer, MOST_ANSWER)
+    room = context_tokens - answer - PROMPT_TOKENS
     if (
         context is None and chunk_tokens is not None
     ):  # who asks for larger pieces knows of a larger context
@@ -354,13 +367,15 @@ def sizes_of(
     if room < 100:
         hint = "use a smaller --max-tokens"
         raise UserError(
-            f"a context of {known:,} tokens leaves no room beside answers of {answer:,}", hint=hint
+            f"a context of {context_tokens:,} tokens leaves no room beside answers of {answer:,}",
+            hint=hint,
         )
     chunk = chunk_tokens or min(room, MOST_CHUNK if context else UNKNOWN_CHUNK)
     if chunk > room:
         hint = f"at most {room:,}, or a smaller --max-tokens"
         raise UserError(
-            f"--chunk-tokens {chunk:,} does not fit into a context of {known:,} tokens", hint=hint
+            f"--chunk-tokens {chunk:,} does not fit into a context of {context_tokens:,} tokens",
+            hint=hint,
         )
     return Sizes(int(chunk * per_token), int(room * per_token), answer, round(per_token, 3))
 
@@ -380,9 +395,9 @@ async def split_goal(
     if endpoint is None:
         sizes = sizes_of(None, CHARS_PER_TOKEN, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
         return split_by_rule(goal, sources, sizes)
-    async with aclosing(SwarmClient(endpoint, timeout_s=timeout_s)) as line:
-        context = await context_of(line)
-        per_token = await chars_per_token(line, [*sources.texts.values()])
+    async with aclosing(SwarmClient(endpoint, timeout_s=timeout_s)) as client:
+        context = await context_of(client)
+        per_token = await chars_per_token(client, [*sources.texts.values()])
         sizes = sizes_of(context, per_token, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
         if not by_model:
             return split_by_rule(goal, sources, sizes)
@@ -391,7 +406,7 @@ async def split_goal(
             f"{endpoint.model} at {endpoint.url} is asked for a plan; after {within} skep "
             "splits by rule"
         )
-        return await split_by_model(goal, sources, sizes, line, context, timeout_s, say)
+        return await split_by_model(goal, sources, sizes, client, context, timeout_s, say)
 
 
 def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = None) -> GoalSplit:
@@ -405,7 +420,7 @@ async def split_by_model(
     goal: str,
     sources: Sources,
     sizes: Sizes,
-    line: SwarmClient,
+    client: SwarmClient,
     context: int | None,
     timeout_s: float,
     say: Say,
@@ -418,7 +433,7 @@ async def split_by_model(
         "ask_plan_schema.json",
         lambda plan: split_of(plan, goal, sources, sizes),
     )
-    split, why = await _planned(plan_request, line, context, timeout_s, say)
+    split, why = await _planned(plan_request, client, context, timeout_s, say)
     return split or split_by_rule(goal, sources, sizes, why[:400])
 
 
@@ -434,48 +449,54 @@ class PlanRequest(msgspec.Struct, frozen=True):
 
 
 async def _planned(
-    asked: PlanRequest, line: SwarmClient, context: int | None, timeout_s: float, say: Say
+    request: PlanRequest, client: SwarmClient, context: int | None, timeout_s: float, say: Say
 ) -> tuple[GoalSplit | None, str]:
     """Return the split that the model plans; None, and why, where no plan can be used."""
-    most = max(LEAST_PLAN, min((context or MOST_PLAN) // 4, MOST_PLAN))
+    max_tokens = max(LEAST_PLAN, min((context or MOST_PLAN) // 4, MOST_PLAN))
     goal_splits: list[GoalSplit] = []
 
     def fault(plan: Any) -> str | None:
         try:
-            goal_splits.append(asked.split_of(plan))
+            goal_splits.append(request.split_of(plan))
         except UserError as error:
             return error.message
         return None
 
-    task = Task("plan", asked.messages, most, 0.0, _packaged(asked.schema))
+    task = Task("plan", request.messages, max_tokens, 0.0, _packaged(request.schema))
     why = ""
     try:
-        async with asyncio.timeout(timeout_s), AnswerChecker(fault) as checking:
-            work = ChatWorker(line, checking, SwarmRunOptions())
-            came = await work.attempt(task, 1, None)
-            if came.error_kind == REJECTED:
-                why = came.error or ""
+        async with asyncio.timeout(timeout_s), AnswerChecker(fault) as checker:
+            worker = ChatWorker(client, checker, SwarmRunOptions())
+            result = await worker.attempt(task, 1, None)
+            if result.error_kind == REJECTED:
+                why = result.error or ""
                 say(f"the model's plan cannot be used ({why[:200]}): asking once more")
-                came = await work.attempt(task, 2, why)
-        if came.error_kind is None:
+                result = await worker.attempt(task, 2, why)
+        if result.error_kind is None:
             return goal_splits[-1], ""
-        if came.error_kind == REJECTED:
-            why = came.error or ""
+        if result.error_kind == REJECTED:
+            why = result.error or ""
         else:
-            why = f"the model did not answer: {came.error}"
+            why = f"the model did not answer: {result.error}"
     except TimeoutError:
         why = f"the model gave no plan within {format_seconds(timeout_s)}"
     return None, why
 
 
 async def plan_goal(
-    goal: str, endpoint: Endpoint, *, most: int, max_tokens: int | None, timeout_s: float, say: Say
+    goal: str,
+    endpoint: Endpoint,
+    *,
+    max_tasks: int,
+    max_tokens: int | None,
+    timeout_s: float,
+    say: Say,
 ) -> GoalSplit:
     """Split a goal without files into at most `most` tasks that the model plans; one task where no
     plan can be used.
     """
-    async with aclosing(SwarmClient(endpoint, timeout_s=timeout_s)) as line:
-        context = await context_of(line)
+    async with aclosing(SwarmClient(endpoint, timeout_s=timeout_s)) as client:
+        context = await context_of(client)
         sizes = sizes_of(context, CHARS_PER_TOKEN, chunk_tokens=None, max_tokens=max_tokens)
         within = format_seconds(timeout_s)
         say(
@@ -484,16 +505,18 @@ async def plan_goal(
         )
 
         def split_of_goal(plan: Any) -> GoalSplit:
-            parts = [_goal_part(number, one) for number, one in enumerate(plan["tasks"], 1)]
-            if len(parts) > most:
+            parts = [
+                _goal_part(number, planned) for number, planned in enumerate(plan["tasks"], 1)
+            ]
+            if len(parts) > max_tasks:
                 raise UserError(
-                    f"the plan has {len(parts)} tasks, and at most {most} were asked for"
+                    f"the plan has {len(parts)} tasks, and at most {max_tasks} were asked for"
                 )
             return GoalSplit(_checked(parts), sizes, by_model=True)
 
-        messages = messages_of("plan_without_files", goal=goal, most=most)
+        messages = messages_of("plan_without_files", goal=goal, most=max_tasks)
         plan_request = PlanRequest(messages, "ask_goal_schema.json", split_of_goal)
-        split, why = await _planned(plan_request, line, context, timeout_s, say)
+        split, why = await _planned(plan_request, client, context, timeout_s, say)
         return split or GoalSplit((GoalPart("1", goal, ()),), sizes, by_model=False, why=why[:400])
 
 
@@ -503,16 +526,16 @@ def _goal_part(number: int, planned: Any) -> GoalPart:
 
 
 def _objective(planned: Any, task: str) -> str:
-    told: str = planned["objective"].strip()
-    if not told:
+    objective: str = planned["objective"].strip()
+    if not objective:
         raise UserError(f"task `{task}` has no objective")
-    return told
+    return objective
 
 
 def _task_id(number: int, planned: Any) -> str:
-    told = str(planned.get("id") or "").strip()[:80]
-    if told.isprintable() and told:
-        return told
+    task_id = str(planned.get("id") or "").strip()[:80]
+    if task_id.isprintable() and task_id:
+        return task_id
     return str(number)
 
 
@@ -532,10 +555,10 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
     """
     parts: list[GoalPart] = []
     named: set[str] = set()
-    for number, one in enumerate(plan["tasks"], 1):
-        name = _task_id(number, one)
-        objective = _objective(one, name)
-        files = _named(one["files"], list(sources.texts), name)
+    for number, planned in enumerate(plan["tasks"], 1):
+        name = _task_id(number, planned)
+        objective = _objective(planned, name)
+        files = _named(planned["files"], list(sources.texts), name)
         named.update(files)
         pieces = [
             piece
@@ -543,7 +566,7 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
             for piece in pieces_of(file, sources.texts[file], sizes.chunk_chars)
         ]
         chars = [len(piece.text) + len(piece.ref) + 20 for piece in pieces]
-        bundles = packed(pieces, chars, 0 if one.get("each") else sizes.chunk_chars)
+        bundles = packed(pieces, chars, 0 if planned.get("each") else sizes.chunk_chars)
         if len(bundles) == 1:
             ids = [name]
         else:
@@ -552,14 +575,12 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
             GoalPart(id_, objective, tuple(bundle))
             for id_, bundle in zip(ids, bundles, strict=True)
         ]
-    left = [name for name in sources.texts if name not in named]
-    parts += _a_part_each(goal, left, sources, sizes)
-    if left:
-        why = (
-            f"{len(left)} of {len(sources.texts)} files were in no task; skep gave them their own"
-        )
-    else:
-        why = None
+    unnamed_files = [name for name in sources.texts if name not in named]
+    parts += _a_part_each(goal, unnamed_files, sources, sizes)
+    why = None
+    if unnamed_files:
+        unnamed = f"{len(unnamed_files)} of {len(sources.texts)} files were in no task"
+        why = f"{unnamed}; skep gave them their own"
     return GoalSplit(_checked(parts), sizes, by_model=True, why=why)
 
 
@@ -568,25 +589,25 @@ def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
 
     Raise UserError for a file that was not given.
     """
-    found: list[str] = []
+    resolved: list[str] = []
     for written in files:
         ref = written.strip().removeprefix("./")
         matched = [name for name in names if name == ref or fnmatchcase(name, ref)]
         ending = [name for name in names if name.endswith(f"/{ref}")]
         if not matched and len(ending) != 1:
             raise UserError(f"task `{task}`: `{ref[:80]}` is not one of the given files")
-        found += matched or ending
-    return list(dict.fromkeys(found))
+        resolved += matched or ending
+    return list(dict.fromkeys(resolved))
 
 
-def packed(items: Sequence[Item], sizes: Sequence[int], most: int) -> list[list[Item]]:
+def packed(items: Sequence[Item], sizes: Sequence[int], limit: int) -> list[list[Item]]:
     """Group neighbours, as many as fit together. One that fits with no other stays alone."""
     groups: list[list[Item]] = []
     room = 0
     for item, size in zip(items, sizes, strict=True):
         if not groups or size > room:
             groups.append([])
-            room = most
+            room = limit
         groups[-1].append(item)
         room -= size
     return groups
@@ -612,11 +633,11 @@ def _checked(parts: Sequence[GoalPart]) -> tuple[GoalPart, ...]:
         raise UserError(
             f"the files make {len(parts):,} tasks, more than {MOST_TASKS:,}", hint=hint
         )
-    made: dict[str, GoalPart] = {}
+    parts_by_id: dict[str, GoalPart] = {}
     for part in parts:
-        name = free_name(part.id, made)
-        made[name] = replace(part, id=name)
-    return tuple(made.values())
+        name = free_name(part.id, parts_by_id)
+        parts_by_id[name] = replace(part, id=name)
+    return tuple(parts_by_id.values())
 
 
 def free_name(name: str, taken: Container[str]) -> str:

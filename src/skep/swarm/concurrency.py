@@ -44,11 +44,11 @@ class Phase(Enum):
 
 
 class ConcurrencySearch:
-    def __init__(self, most: int = MOST, *, hint: int | None = None) -> None:
+    def __init__(self, max_level: int = MOST, *, hint: int | None = None) -> None:
         """`hint`: slots that the server has told of."""
-        self.most = most
+        self.max_level = max_level
         self.phase = Phase.UP if hint is None else Phase.HOLD
-        self.level = max(1, min(most, FIRST if hint is None else hint))
+        self.level = max(1, min(max_level, FIRST if hint is None else hint))
         self._best: tuple[int, float] | None = None
         self._since = 0.0  # of this level
         self._window: tuple[float, int] | None = None  # begun at, tokens by then
@@ -83,8 +83,8 @@ class ConcurrencySearch:
                 self._window = (look.now, look.tokens)
             return
         begun, before = self._window
-        took = look.now - begun
-        came = look.tokens - before
+        window_s = look.now - begun
+        window_tokens = look.tokens - before
         if look.streaming:
             longest = LONGEST_WINDOW_S
         else:
@@ -93,19 +93,19 @@ class ConcurrencySearch:
             length = WINDOW_S
         else:
             length = max(WINDOW_S, min(look.task_s, longest))
-        if took < length or (came < FEWEST_TOKENS and took < LONGEST_WINDOW_S):
+        if window_s < length or (window_tokens < FEWEST_TOKENS and window_s < LONGEST_WINDOW_S):
             return
-        if came == 0 and look.streaming == 0 and took < LONGEST_UNSTREAMED_S:
+        if window_tokens == 0 and look.streaming == 0 and window_s < LONGEST_UNSTREAMED_S:
             # nothing can be said of a server that does not stream before something has ended
             return
         self._window = (look.now, look.tokens)
-        self._measured(came / took, look.now)
+        self._measured(window_tokens / window_s, look.now)
 
     def _measured(self, rate: float, now: float) -> None:
         best = self._best
         if self.phase is Phase.UP and (best is None or rate > best[1] * (1 + GAIN)):
             self._best = (self.level, rate)
-            higher = min(2 * self.level, self.most)
+            higher = min(2 * self.level, self.max_level)
             self._move(higher, Phase.UP if higher > self.level else Phase.HOLD, now)
         elif best is None:
             self._best = (self.level, rate)
@@ -121,11 +121,11 @@ class ConcurrencySearch:
                 self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
             self._move(best[0], Phase.HOLD, now)
 
-    def _held(self, rate: float, now: float, level: int, known: float) -> None:
+    def _held(self, rate: float, now: float, level: int, best_rate: float) -> None:
         if self._held_since is None:
             self._held_since = now
-        self._best = (level, known + NEWEST * (rate - known))
-        higher = min(self.level + max(1, self.level // 4), self.most)
+        self._best = (level, best_rate + NEWEST * (rate - best_rate))
+        higher = min(self.level + max(1, self.level // 4), self.max_level)
         if now - self._held_since >= self._again_s and higher > self.level:
             self._move(higher, Phase.HIGHER, now)
 
@@ -159,13 +159,13 @@ class ConcurrencyLimit:
     Nothing may start while a Retry-After runs.
     """
 
-    def __init__(self, told: EndpointSlots, cap: int | None = None) -> None:
+    def __init__(self, endpoint_slots: EndpointSlots, cap: int | None = None) -> None:
         self._cap = cap
-        self._told = told
-        if told.is_gateway:
+        self._slots = endpoint_slots
+        if endpoint_slots.is_gateway:
             self._search = None
         else:
-            self._search = self._new_search(told)
+            self._search = self._new_search(endpoint_slots)
         self._ceiling: float | None = None
         self._refused_at: float | None = None  # how many were under way
         self._cut_at = self._raised_at = float("-inf")
@@ -174,23 +174,23 @@ class ConcurrencyLimit:
 
     @property
     def limit(self) -> int:
-        wanted = self._wanted()
+        level = self._target()
         if self._ceiling is not None:
-            wanted = min(wanted, int(self._ceiling))
-        return max(1, wanted if self._cap is None else min(wanted, self._cap))
+            level = min(level, int(self._ceiling))
+        return max(1, level if self._cap is None else min(level, self._cap))
 
     @property
     def why(self) -> str:
-        wanted = self._wanted()
-        if self._cap is not None and self._cap <= min(wanted, self._ceiling or wanted):
+        level = self._target()
+        if self._cap is not None and self._cap <= min(level, self._ceiling or level):
             return "as many as --concurrency allows"
-        if self._ceiling is not None and self._ceiling < wanted:
+        if self._ceiling is not None and self._ceiling < level:
             return "fewer for a while: the endpoint refused some"
         if self._search is not None:
             return self._search.phase.value
-        if not self._told.slots:
+        if not self._slots.slots:
             return "the model is not loaded yet"
-        return f"{self._told.slots} slots and {backlog_of(self._told.slots)} in the queue"
+        return f"{self._slots.slots} slots and {backlog_of(self._slots.slots)} in the queue"
 
     def may_start(self, now: float, in_flight: int) -> int:
         """Return how many attempts may be under way now."""
@@ -198,13 +198,15 @@ class ConcurrencyLimit:
             return 0
         return self.limit
 
-    def told(self, told: EndpointSlots) -> None:
+    def update_slots(self, endpoint_slots: EndpointSlots) -> None:
         """Take the slots that the endpoint tells now: replicas start and stop."""
-        if told.is_gateway:
+        if endpoint_slots.is_gateway:
             self._search = None
-        elif self._search is None or (told.slots is not None and told.slots != self._told.slots):
-            self._search = self._new_search(told)
-        self._told = told
+        elif self._search is None or (
+            endpoint_slots.slots is not None and endpoint_slots.slots != self._slots.slots
+        ):
+            self._search = self._new_search(endpoint_slots)
+        self._slots = endpoint_slots
 
     def refused(self, now: float, in_flight: int, retry_after_s: float | None) -> None:
         """429 or 503. `in_flight`: with the one refused."""
@@ -238,23 +240,23 @@ class ConcurrencyLimit:
         self._raised_at = look.now
         self._ceiling = max(self._ceiling + 1, self._ceiling * GROWTH)
         if self._search is None:
-            enough = self._wanted()
+            enough = self._target()
         else:
             enough = 2 * self._search.level
         if self._ceiling >= enough:
             self._ceiling = None
 
-    def _wanted(self) -> int:
+    def _target(self) -> int:
         if self._search is not None:
             return self._search.level
-        slots = self._told.slots or 0
+        slots = self._slots.slots or 0
         return slots + backlog_of(slots) if slots else 1  # one wakes a model that is not loaded
 
-    def _new_search(self, told: EndpointSlots) -> ConcurrencySearch:
-        if told.slots is None:
+    def _new_search(self, endpoint_slots: EndpointSlots) -> ConcurrencySearch:
+        if endpoint_slots.slots is None:
             hint = None
         else:
-            hint = told.slots + backlog_of(told.slots)
+            hint = endpoint_slots.slots + backlog_of(endpoint_slots.slots)
         return ConcurrencySearch(min(MOST, self._cap or MOST), hint=hint)
 
 

@@ -68,7 +68,7 @@ class ProgressTracker:
         self._news_told = 0
         self._heard: deque[tuple[float, int]] = deque()  # times, and events of all answers by then
         self._tokens_per_event = TokensPerEvent()
-        self._shown = float("-inf")
+        self._shown_at = float("-inf")
 
     def ended(self, record: Recorded) -> None:
         if record.attempt is not None:
@@ -107,10 +107,10 @@ class ProgressTracker:
         *,
         at_once: bool = False,
     ) -> None:
-        if now - self._shown < SHOW_EVERY_S and not at_once:
+        if now - self._shown_at < SHOW_EVERY_S and not at_once:
             return
-        self._shown = now
-        left = self.total - self._done - self._failed
+        self._shown_at = now
+        unfinished = self.total - self._done - self._failed
         outage = plan.outage
         lanes = [
             Lane(
@@ -127,7 +127,7 @@ class ProgressTracker:
             in_flight=len(lanes),
             limit=pace.limit,
             limit_why=pace.why,
-            left_s=(now - self._began) * left / self._ended if self._ended else None,
+            left_s=(now - self._began) * unfinished / self._ended if self._ended else None,
             tok_s=self._tok_s(),
             tok_s_is_floor=not self._tokens_per_event.is_known,
             streaming_tokens=round(sum(heard.values()) * self._tokens_per_event.value),
@@ -146,7 +146,7 @@ class ProgressTracker:
         events_per_s = (last_events - first_events) / (last_at - first_at)
         return events_per_s * self._tokens_per_event.value
 
-    def _show(self, now: float, *, streaming_tokens: int = 0, **known: Any) -> None:
+    def _show(self, now: float, *, streaming_tokens: int = 0, **fields: Any) -> None:
         progress = SwarmProgress(
             total=self.total,
             done=self._done,
@@ -156,7 +156,7 @@ class ProgressTracker:
             retried=self.retried,
             last=tuple(self._news),
             news=self._news_told,
-            **known,
+            **fields,
         )
         self._watch(progress)
 
@@ -174,14 +174,14 @@ class SwarmProgressLines:
     def __init__(self, deadline_s: float | None = None) -> None:
         self._deadline_s = deadline_s
         self._due_s = 0.0
-        self._told = 0  # news
+        self._news_shown = 0  # news
 
     def take(self, progress: SwarmProgress) -> list[str]:
         if progress.elapsed_s < self._due_s:
             return []
         self._due_s = progress.elapsed_s + min(MOST_S, max(EVERY_S, progress.elapsed_s / 10))
-        fresh = progress.news - self._told
-        self._told = progress.news
+        fresh = progress.news - self._news_shown
+        self._news_shown = progress.news
         lines = list(progress.last[-fresh:]) if fresh else []
         if fresh > len(lines):
             lines.insert(0, f"{fresh - len(lines)} more of this kind: `skep swarm show` has them")
@@ -205,8 +205,8 @@ def progress_line(progress: SwarmProgress) -> str:
     else:
         eta = f", about {format_seconds(left_s)} left"
     # There are no more tasks than that.
-    most = min(progress.limit, max(progress.in_flight, progress.total - ended))
-    agents = f"{progress.in_flight} of {most} agents at work"
+    agents_usable = min(progress.limit, max(progress.in_flight, progress.total - ended))
+    agents = f"{progress.in_flight} of {agents_usable} agents at work"
     return (
         f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, "
         f"{agents}{speed}{eta}"

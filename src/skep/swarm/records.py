@@ -97,6 +97,21 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in AnswerFigures.__struct_fields__}
 
 
+REJECTED = "rejected"
+
+
+class AttemptResult(AnswerFigures, frozen=True, kw_only=True):
+    """What came of an attempt. `error_kind` None: an answer that counts; REJECTED: one that does
+    not.
+
+    Other kinds are those of a request: connect, closed, cut, timeout, too_long, garbage,
+    engine_error, http_500 ..."""
+
+    value: Any = None
+    status: int | None = None
+    retry_after_s: float | None = None
+
+
 class Attempt(AnswerFigures, frozen=True):
     task: str
     session: int

@@ -80,11 +80,11 @@ class ResultsFile:
                         del missing[line]
                         own_bytes += len(line)
                     elif line.endswith(b"\n") or not (
-                        not cut or any(one.startswith(cut) for one in missing)
+                        not cut or any(expected.startswith(cut) for expected in missing)
                     ):
                         run = self._run_id
                         path = self.path
-                        what = (
+                        message = (
                             f"`{path}` holds lines that are not results of run `{run}`; line "
                             f"{number} is the first"
                         )
@@ -92,7 +92,7 @@ class ResultsFile:
                             f"move it away: `skep swarm resume {run}` then writes the file "
                             "anew, with all results"
                         )
-                        raise UserError(what, hint=hint)
+                        raise UserError(message, hint=hint)
             os.ftruncate(descriptor, own_bytes)
         self._write(b"".join(missing))
         return len(missing)
@@ -142,8 +142,10 @@ class ResultsFile:
                 "the journal has every result: `skep swarm resume` completes the file once it "
                 "can be written"
             )
-            what = f"the results file `{self.path}` cannot be written: {error.strerror or error}"
-            raise StoreError(what, hint=hint) from error
+            message = (
+                f"the results file `{self.path}` cannot be written: {error.strerror or error}"
+            )
+            raise StoreError(message, hint=hint) from error
 
 
 def _encoded(line: str) -> bytes:
@@ -203,19 +205,19 @@ class ResultsWriter:
 
     async def _write(self) -> None:
         """Write all that has come meanwhile at once; a None is the end."""
-        some: list[Recorded | Fact | None] = []
-        while None not in some:
-            some = [await self._queue.get()]
+        entries: list[Recorded | Fact | None] = []
+        while None not in entries:
+            entries = [await self._queue.get()]
             while not self._queue.empty():
-                some.append(self._queue.get_nowait())
-            rows = [one for one in some if isinstance(one, Recorded)]
-            facts = [one for one in some if isinstance(one, tuple)]
+                entries.append(self._queue.get_nowait())
+            rows = [entry for entry in entries if isinstance(entry, Recorded)]
+            facts = [entry for entry in entries if isinstance(entry, tuple)]
             if (rows or facts) and self.fault is None:
                 try:
                     await asyncio.to_thread(self._commit, rows, facts)
                 except Exception as error:  # the disk or the store: both end the run
                     self.fault = error
-            for _ in some:
+            for _ in entries:
                 self._queue.task_done()
 
     def _commit(self, rows: Sequence[Recorded], facts: Sequence[Fact]) -> None:

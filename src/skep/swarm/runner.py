@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +20,21 @@ from skep.errors import EndpointError, KeyRefused, SkepError
 from skep.files import check_place, hold_lock
 from skep.paths import Paths
 from skep.store.database import open_store
-from skep.swarm.client import (
-    REJECTED,
-    AnswerChecker,
-    AttemptResult,
-    ChatWorker,
-    Demand,
-    SwarmClient,
-)
+from skep.swarm.answer_check import AnswerChecker, Demand
+from skep.swarm.attempt import ChatWorker
+from skep.swarm.client import SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
 from skep.swarm.progress import ProgressTracker, SwarmProgress
-from skep.swarm.records import AttemptOutcome, Recorded, SwarmRun, SwarmRunState, Task, Why
+from skep.swarm.records import (
+    REJECTED,
+    AttemptOutcome,
+    AttemptResult,
+    Recorded,
+    SwarmRun,
+    SwarmRunState,
+    Task,
+    Why,
+)
 from skep.swarm.results_file import ResultsFile, ResultsWriter
 from skep.swarm.schedule import (
     FIRST_LOOK_S,
@@ -39,6 +43,7 @@ from skep.swarm.schedule import (
     Cancel,
     GiveUp,
     Pending,
+    ProbeEndpoint,
     Start,
     TaskSchedule,
 )
@@ -57,11 +62,9 @@ class Cancelled(SkepError):
 
 def endpoint_slots_of(endpoint: Endpoint) -> EndpointSlots:
     slots = endpoint.engine.get("slots")
-    if isinstance(slots, int) and not isinstance(slots, bool) and slots >= 0:
-        known = slots
-    else:
-        known = None
-    return EndpointSlots(known, is_gateway="replicas" in endpoint.engine)
+    if not isinstance(slots, int) or isinstance(slots, bool) or slots < 0:
+        slots = None
+    return EndpointSlots(slots, is_gateway="replicas" in endpoint.engine)
 
 
 @dataclass(eq=False)
@@ -71,10 +74,10 @@ class SwarmRunner:
     `run_tasks` may be called again when the schedule has more tasks.
     """
 
-    line: SwarmClient
-    work: ChatWorker
+    client: SwarmClient
+    worker: ChatWorker
     schedule: TaskSchedule
-    pace: ConcurrencyLimit
+    limit: ConcurrencyLimit
     writer: ResultsWriter
     session: _Session
 
@@ -83,11 +86,11 @@ class SwarmRunner:
         self._attempts: dict[int, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[object]] = set()
         self._wake = asyncio.Event()
-        self._took: deque[float] = deque(maxlen=REMEMBERED)
-        self._first: deque[float] = deque(maxlen=REMEMBERED)
+        self._task_times: deque[float] = deque(maxlen=REMEMBERED)
+        self._first_token_times: deque[float] = deque(maxlen=REMEMBERED)
         self._begun: set[int] = set()  # leases whose answer has begun
-        self._whole: set[int] = set()  # leases whose answer is here, and not yet read and checked
-        self.line.on_whole = self._answer_is_here
+        self._unchecked: set[int] = set()  # leases whose answer is here, not yet read and checked
+        self.client.on_whole = self._answer_is_here
         self._ask_at = self._cancelled_at = 0.0
         self._was_away = False
 
@@ -126,44 +129,52 @@ class SwarmRunner:
             self._fault = self.writer.fault
             return
         now = time.monotonic()
-        self._look(now)
+        self._take_sample(now)
         self._step()
         if now >= self._cancelled_at:
             self._cancelled_at = now + CANCELLED_EVERY_S
             self._run_in_background(self._check_cancelled())
-        if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
+        if now >= self._ask_at and self.client.is_gateway and not self.schedule.outage.is_away:
             self._ask_at = now + ASK_EVERY_S
             # Whether it answers at all, the attempts will tell.
             self._run_in_background(self._ask_for_slots())
-        self.session.tally.show(self.schedule, self.pace, self.line.heard, now)
+        self.session.progress.show(self.schedule, self.limit, self.client.heard, now)
 
     def _step(self) -> None:
         now = time.monotonic()
-        limit = self.pace.may_start(now, len(self.schedule.leases) - len(self._whole))
-        # When answers are checked slower than they come, fewer are asked for.
-        more = min(len(self._whole), limit)
-        self._carry_out(self.schedule.step(now, limit + more, self.line.heard))
+        limit = self.limit.may_start(now, len(self.schedule.leases) - len(self._unchecked))
+        # When answers are checked slower than they arrive, fewer requests are sent.
+        unchecked = min(len(self._unchecked), limit)
+        self._carry_out(self.schedule.step(now, limit + unchecked, self.client.heard))
 
     def _answer_is_here(self, lease: int) -> None:
         """Send the next task: the endpoint has sent the whole answer, which is not read yet."""
         if self._fault is None and lease in self.schedule.leases:
-            self._whole.add(lease)
+            self._unchecked.add(lease)
             self._step()
 
-    def _look(self, now: float) -> None:
-        heard = self.line.heard
+    def _take_sample(self, now: float) -> None:
+        heard = self.client.heard
         for lease, start in self.schedule.leases.items():
             if heard[lease] and lease not in self._begun:
                 self._begun.add(lease)
-                self._first.append(now - start.started)
+                self._first_token_times.append(now - start.started)
         streaming = sum(1 for count in heard.values() if count)
-        self.session.tally.heard(now, self.line.total)
-        task_s, first_s = (median(times) if times else None for times in (self._took, self._first))
-        counts = (self.line.total, len(heard), streaming, self.schedule.waiting)
-        self.pace.look(ConcurrencySample(now, *counts, task_s, first_s))
-        self._tell(now)
+        self.session.progress.heard(now, self.client.total)
+        self.limit.look(
+            ConcurrencySample(
+                now=now,
+                tokens=self.client.total,
+                in_flight=len(heard),
+                streaming=streaming,
+                waiting=self.schedule.waiting,
+                task_s=_median(self._task_times),
+                first_s=_median(self._first_token_times),
+            )
+        )
+        self._record_outage(now)
 
-    def _tell(self, now: float) -> None:
+    def _record_outage(self, now: float) -> None:
         """Record that the endpoint went away or came back."""
         outage = self.schedule.outage
         if outage.is_away == self._was_away:
@@ -171,10 +182,10 @@ class SwarmRunner:
         self._was_away = outage.is_away
         self.writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
         if outage.is_away:
-            self.session.tally.tell(f"the endpoint does not answer: {outage.why}")
+            self.session.progress.tell(f"the endpoint does not answer: {outage.why}")
         else:
-            self.session.tally.tell("the endpoint answers again")
-            self.pace.forgive()
+            self.session.progress.tell("the endpoint answers again")
+            self.limit.forgive()
             self._ask_at = now
 
     # Actions
@@ -182,61 +193,51 @@ class SwarmRunner:
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self.session.tally.retried += action.why is Why.RETRY
-                self.line.heard[action.lease] = 0
+                self.session.progress.retried += action.why is Why.RETRY
+                self.client.heard[action.lease] = 0
                 self._attempts[action.lease] = self._group.create_task(self._attempt(action))
             elif isinstance(action, Cancel):
                 if (task := self._forget(action.lease)) is not None:
                     task.cancel()
             elif isinstance(action, Recorded):
                 self.writer.put(action)
-                self.session.tally.ended(action)
-            elif not isinstance(action, GiveUp):
+                self.session.progress.ended(action)
+            elif isinstance(action, ProbeEndpoint):
                 self._run_in_background(self._probe())
             elif self._fault is None:
-                hint = "finished tasks are kept: `skep swarm resume` goes on with the rest"
-                why = (
-                    f"the endpoint gave no usable answer for {action.after_s or 0:.0f} s: "
-                    f"{action.why}"
-                )
-                if action.after_s is None:
-                    why = action.why
-                    hint = "check the key, then `skep swarm resume` goes on with the rest"
-                self._fault = EndpointError(why, hint=hint)
+                self._fault = _given_up(action)
                 self._wake.set()
 
     def _forget(self, lease: int) -> asyncio.Task[None] | None:
-        """Nothing more is wanted of an attempt, whose task is returned if it still runs."""
+        """Forget an attempt, and return its asyncio task if that still runs."""
         self._begun.discard(lease)
-        self._whole.discard(lease)
-        self.line.heard.pop(lease, None)
+        self._unchecked.discard(lease)
+        self.client.heard.pop(lease, None)
         return self._attempts.pop(lease, None)
 
     async def _attempt(self, start: Start) -> None:
         began = time.monotonic()
         try:
-            came = await self.work.attempt(start.task, start.number, start.complaint, start.lease)
+            result = await self.worker.attempt(
+                start.task, start.number, start.complaint, start.lease
+            )
         except Exception as error:  # one task's oddity must not end the others
-            if isinstance(error, SkepError):
-                why = error.message
-            else:
-                why = f"{type(error).__name__}: {error}"
-            came = AttemptResult(error_kind="unworkable", error=why)
+            result = AttemptResult(error_kind="unworkable", error=_message_of(error))
         now = time.monotonic()
-        mishap = classify_error(came.error_kind, came.status)
-        if mishap is ErrorKind.REFUSED:
-            self.pace.refused(now, len(self.schedule.leases), came.retry_after_s)
-        elif mishap is None or came.error_kind == REJECTED:
-            self._took.append(now - began)
-        if mishap is not None:
-            self.session.tally.tell(f"`{start.task.id}`: {came.error}")
-        events = self.line.heard.get(start.lease, 0)
-        if not events and came.output_tokens:
-            events = came.output_tokens  # the answer came in one piece
-            self.line.total += events
-        self.session.tally.answered(events, came.output_tokens)
+        error_kind = classify_error(result.error_kind, result.status)
+        if error_kind is ErrorKind.REFUSED:
+            self.limit.refused(now, len(self.schedule.leases), result.retry_after_s)
+        elif error_kind is None or result.error_kind == REJECTED:
+            self._task_times.append(now - began)
+        if error_kind is not None:
+            self.session.progress.tell(f"`{start.task.id}`: {result.error}")
+        events = self.client.heard.get(start.lease, 0)
+        if not events and result.output_tokens:
+            events = result.output_tokens  # the answer came in one piece
+            self.client.total += events
+        self.session.progress.answered(events, result.output_tokens)
         self._forget(start.lease)
-        self._carry_out(self.schedule.ended(start.lease, came, now))
+        self._carry_out(self.schedule.ended(start.lease, result, now))
         if self._fault is None:
             self._step()
         if self.schedule.is_over:
@@ -256,7 +257,7 @@ class SwarmRunner:
     async def _ask_for_slots(self) -> str | None:
         """Return why it cannot be asked; None: it answers."""
         try:
-            self.pace.told(endpoint_slots_of(await self.session.find()))
+            self.limit.update_slots(endpoint_slots_of(await self.session.find()))
         except SkepError as error:
             return error.message
         return None
@@ -268,25 +269,49 @@ class SwarmRunner:
                 self._wake.set()
 
 
-def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
-    """Tasks without a result, in the input's order, with earlier attempts.
+def _median(times: Collection[float]) -> float | None:
+    if not times:
+        return None
+    return median(times)
 
-    A break costs no try; suspects stay so.
+
+def _given_up(action: GiveUp) -> EndpointError:
+    if action.after_s is None:
+        hint = "check the key, then `skep swarm resume` goes on with the rest"
+        return EndpointError(action.why, hint=hint)
+    hint = "finished tasks are kept: `skep swarm resume` goes on with the rest"
+    message = f"the endpoint gave no usable answer for {action.after_s:.0f} s: {action.why}"
+    return EndpointError(message, hint=hint)
+
+
+def _message_of(error: BaseException) -> str:
+    if isinstance(error, SkepError):
+        return error.message
+    return f"{type(error).__name__}: {error}"
+
+
+def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
+    """Return the tasks without a result, in the input's order, with their earlier attempts.
+
+    A broken connection costs a task no try; a suspect stays one.
     """
-    found = {task.id: Pending(task) for task in swarm.pending(run_id)}
-    for attempt in swarm.attempts(run_id) if found else ():
-        if (one := found.get(attempt.task)) is None:
+    pending_by_id = {task.id: Pending(task) for task in swarm.pending(run_id)}
+    if not pending_by_id:
+        return []
+    for attempt in swarm.attempts(run_id):
+        pending = pending_by_id.get(attempt.task)
+        if pending is None:
             continue
-        one.attempts = max(one.attempts, attempt.number)
-        if one.first_at is None:
-            one.first_at = attempt.started_at
+        pending.attempts = max(pending.attempts, attempt.number)
+        if pending.first_at is None:
+            pending.first_at = attempt.started_at
         else:
-            one.first_at = min(one.first_at, attempt.started_at)
+            pending.first_at = min(pending.first_at, attempt.started_at)
         if attempt.outcome in (AttemptOutcome.FAILED, AttemptOutcome.REJECTED):
-            mishap = classify_error(attempt.error_kind, attempt.status)
-            one.tries += mishap is ErrorKind.TRY
-            one.breaks += mishap is ErrorKind.BROKEN
-    return [*found.values()]
+            error_kind = classify_error(attempt.error_kind, attempt.status)
+            pending.tries += error_kind is ErrorKind.TRY
+            pending.breaks += error_kind is ErrorKind.BROKEN
+    return [*pending_by_id.values()]
 
 
 async def carry_out(
@@ -299,11 +324,11 @@ async def carry_out(
     watch: Callable[[SwarmProgress], None] = lambda _: None,
     demand: Demand | None = None,  # on every value, beyond its schema
 ) -> SwarmRunState:
-    """Until every task has its result. What has one already is not sent again.
+    """Work on a run until every task has its result; tasks that have one are not sent again.
 
-    Cancelled: what is under way is broken off, what is done is kept, and it may be carried out
-    again. An endpoint that is down is waited for, as long as the order's deadline says; then
-    EndpointError."""
+    When the caller is cancelled, attempts under way are broken off, what is done is kept, and the
+    run may be carried out again. An endpoint that is down is waited for until the deadline of the
+    run's options; then EndpointError is raised."""
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
     with open_store(paths.store) as store:
@@ -332,15 +357,13 @@ class _Session:
     _demand: Demand | None
 
     def __post_init__(self) -> None:
-        self._order = self._run.options
+        self._options = self._run.options
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
-        self.tally = ProgressTracker(self._run.counts, self._watch, time.monotonic())
-        path = self._order.output
-        if path is None:
-            self._output = None
-        else:
-            self._output = ResultsFile(Path(path), self._run.id)
+        self.progress = ProgressTracker(self._run.counts, self._watch, time.monotonic())
+        self._output: ResultsFile | None = None
+        if self._options.output is not None:
+            self._output = ResultsFile(Path(self._options.output), self._run.id)
 
     async def carry_out(self) -> SwarmRunState:
         if self._output is not None:
@@ -386,14 +409,14 @@ class _Session:
         new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(self._run.id))
         if not new:
             return []
-        self.tally.total += self._swarm.add_tasks(self._run.id, new)
+        self.progress.total += self._swarm.add_tasks(self._run.id, new)
         self._tasks.update((task.id, task) for task in self._swarm.tasks(self._run.id))
         return pending_tasks(self._swarm, self._run.id)
 
-    def _open_session(self, endpoint: Mapping[str, Any], **known: Any) -> int:
-        agents = self._order.agents
+    def _open_session(self, endpoint: Mapping[str, Any], **fields: Any) -> int:
+        agents = self._options.agents
         return self._swarm.open_session(
-            self._run.id, at=time.time(), agents=agents, endpoint=endpoint, **known
+            self._run.id, at=time.time(), agents=agents, endpoint=endpoint, **fields
         )
 
     def is_cancelled(self) -> bool:
@@ -414,30 +437,27 @@ class _Session:
                 raise
             except EndpointError as error:
                 now = time.monotonic()
-                if now - since >= self._order.deadline_s:
-                    waited = (
-                        f"the endpoint did not answer for {now - since:.0f} s: {error.message}"
-                    )
-                    hint = (
-                        f"nothing is lost: `skep swarm resume {self._run.id}` goes on when it "
-                        "is up"
-                    )
-                    raise EndpointError(waited, hint=hint) from None
-                self.tally.away(now, since, error.message)
+                waited_s = now - since
+                if waited_s >= self._options.deadline_s:
+                    message = f"the endpoint did not answer for {waited_s:.0f} s: {error.message}"
+                    resume = f"`skep swarm resume {self._run.id}`"
+                    hint = f"nothing is lost: {resume} goes on when it is up"
+                    raise EndpointError(message, hint=hint) from None
+                self.progress.away(now, since, error.message)
             if await asyncio.to_thread(self.is_cancelled):
                 raise Cancelled("the run was cancelled")
-            left = self._order.deadline_s - (time.monotonic() - since)
-            await asyncio.sleep(max(0.0, min(pause, left)))
+            remaining_s = self._options.deadline_s - (time.monotonic() - since)
+            await asyncio.sleep(max(0.0, min(pause, remaining_s)))
             pause = min(2 * pause, LONGEST_LOOK_S)
 
     async def _open_and_work(self, pending: list[Pending]) -> None:
         endpoint = await self._wait_for_endpoint()
-        told = {"url": endpoint.url, "model": endpoint.model, **endpoint.engine}
+        endpoint_fields = {"url": endpoint.url, "model": endpoint.model, **endpoint.engine}
         number = self._open_session(
-            told, simulated=endpoint.simulated, after_cancel=self._after_cancel
+            endpoint_fields, simulated=endpoint.simulated, after_cancel=self._after_cancel
         )
         outcome: SessionOutcome = "failed"
-        why: str | None = None
+        message: str | None = None
         try:
             await self._work_off(endpoint, number, pending)
             outcome = "done"
@@ -448,42 +468,46 @@ class _Session:
             outcome = "cancelled"
             raise
         except BaseException as error:
-            if isinstance(error, SkepError):
-                why = error.message
-            else:
-                why = f"{type(error).__name__}: {error}"
+            message = _message_of(error)
             raise
         finally:
-            with suppress(
-                *(() if outcome == "done" else (SkepError,))
-            ):  # what went wrong first is the better word
-                self._swarm.close_session(
-                    self._run.id, number, at=time.time(), outcome=outcome, error=why
-                )
+            self._close_session(number, outcome, message)
+
+    def _close_session(self, number: int, outcome: SessionOutcome, message: str | None) -> None:
+        try:
+            self._swarm.close_session(
+                self._run.id, number, at=time.time(), outcome=outcome, error=message
+            )
+        except SkepError:
+            # Of a session that failed, what went wrong first is the better message.
+            if outcome == "done":
+                raise
 
     async def _work_off(self, endpoint: Endpoint, number: int, pending: list[Pending]) -> None:
-        order = self._order
+        options = self._options
+        flow = f"swarm-{self._run.id}"
         async with AsyncExitStack() as stack:
-            client = SwarmClient(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
-            line = await stack.enter_async_context(aclosing(client))
-            checking = await stack.enter_async_context(AnswerChecker(self._demand))
-            await checking.prepare(one.task for one in pending)
+            client = await stack.enter_async_context(
+                aclosing(SwarmClient(endpoint, timeout_s=options.timeout_s, flow=flow))
+            )
+            checker = await stack.enter_async_context(AnswerChecker(self._demand))
+            await checker.prepare(entry.task for entry in pending)
             epoch = time.time() - time.monotonic()
             schedule = TaskSchedule(
-                pending, order, session=number, epoch=epoch, rng=random.Random()
+                pending, options, session=number, epoch=epoch, rng=random.Random()
             )
             writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output)
             stack.push_async_callback(writer.close)
-            pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
-            work = ChatWorker(line, checking, order)
-            runner = SwarmRunner(line, work, schedule, pace, writer, self)
+            limit = ConcurrencyLimit(endpoint_slots_of(endpoint), options.agents)
+            worker = ChatWorker(client, checker, options)
+            runner = SwarmRunner(client, worker, schedule, limit, writer, self)
             while True:
                 await runner.run_tasks()
                 await writer.drain()
                 following = await asyncio.to_thread(self._next_stage)
                 if not following:
                     break
-                await checking.prepare(one.task for one in following)
+                await checker.prepare(entry.task for entry in following)
                 schedule.add(following)
             self._all_ended = True
-            self.tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
+            self.progress.show(schedule, limit, {}, time.monotonic(), at_once=True)

@@ -16,10 +16,11 @@ from random import Random
 
 import msgspec
 
-from skep.swarm.client import REJECTED, AttemptResult
 from skep.swarm.records import (
+    REJECTED,
     Attempt,
     AttemptOutcome,
+    AttemptResult,
     Recorded,
     SwarmRunOptions,
     Task,
@@ -217,13 +218,13 @@ class TaskSchedule:
         return min(times, default=None)
 
     def add(self, pending: Iterable[Pending]) -> None:
-        for one in pending:
-            if one.task.id in self._jobs:
+        for job in pending:
+            if job.task.id in self._jobs:
                 continue
-            one.place = self._placed
+            job.place = self._placed
             self._placed += 1
-            self._jobs[one.task.id] = one
-            self._queue(one)
+            self._jobs[job.task.id] = job
+            self._queue(job)
 
     def step(self, now: float, limit: int, heard: Mapping[int, int] | None = None) -> list[Action]:
         """Return what is to be done now, with at most `limit` under way.
@@ -244,10 +245,10 @@ class TaskSchedule:
             del self._later[name]
             self._queue(self._jobs[name])
         if quiet and self.outage.row >= DOUBT:
-            most = min(limit, max(1, len(self.leases)))
+            max_in_flight = min(limit, max(1, len(self.leases)))
         else:
-            most = limit
-        while len(self.leases) < most and (job := self._next()) is not None:
+            max_in_flight = limit
+        while len(self.leases) < max_in_flight and (job := self._next()) is not None:
             actions.append(self._start(job, now))
         return actions
 
@@ -387,13 +388,18 @@ class TaskSchedule:
             "finish_reason",
             "replica",
         )
-        told = {name: getattr(attempt_result, name) for name in names}
+        fields = {name: getattr(attempt_result, name) for name in names}
         if job.first_at is None:
             started_at = ended_at
         else:
             started_at = job.first_at
         result = TaskResult(
-            job.task.id, ending, tries=job.tries, started_at=started_at, ended_at=ended_at, **told
+            job.task.id,
+            ending,
+            tries=job.tries,
+            started_at=started_at,
+            ended_at=ended_at,
+            **fields,
         )
         return Recorded(self._attempt(start, outcome, attempt_result, now), result)
 

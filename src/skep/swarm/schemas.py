@@ -51,15 +51,13 @@ def schema_fault(schema: Any) -> str | None:
 
     if not isinstance(schema, Mapping):
         return f"a schema is an object, not {_shown(schema)}"
-    told = schema.get("$schema")
-    validator = _validator_class({} if told is None else {"$schema": str(told)})
-    if told is not None and str(told).rstrip("#") != str(validator.META_SCHEMA["$schema"]).rstrip(
-        "#"
-    ):
-        return (
-            f"`$schema` is {_shown(told)}, which is not a draft of JSON Schema; leave it out "
-            f"for {DRAFT}"
-        )
+    named_draft = schema.get("$schema")
+    validator = _validator_class({} if named_draft is None else {"$schema": str(named_draft)})
+    if named_draft is not None and str(named_draft).rstrip("#") != str(
+        validator.META_SCHEMA["$schema"]
+    ).rstrip("#"):
+        fault = f"`$schema` is {_shown(named_draft)}, which is not a draft of JSON Schema"
+        return f"{fault}; leave it out for {DRAFT}"
     try:
         validator.check_schema(schema)
     except SchemaError as error:
@@ -82,17 +80,19 @@ def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
 
     checker = _validator_class(schema)(schema, registry=Registry())
     try:
-        found = list(islice(checker.iter_errors(value), MOST_TOLD + 1))
+        errors = list(islice(checker.iter_errors(value), MOST_TOLD + 1))
     except RecursionError:
         return "the value or its schema refers to itself without end"
     except (
         Exception
     ) as error:  # of the library: a schema that was sound by itself and is not with this value
         return one_line(f"the schema cannot be applied to it: {type(error).__name__}: {error}")
-    told = [best_match([fault]) for fault in found[:MOST_TOLD]]
-    words = [one_line(f"{one.json_path}: {one.message}", LONGEST // len(told)) for one in told]
+    causes = [best_match([fault]) for fault in errors[:MOST_TOLD]]
+    words = [
+        one_line(f"{cause.json_path}: {cause.message}", LONGEST // len(causes)) for cause in causes
+    ]
     return (
-        "; ".join([*dict.fromkeys(words), *(["and more"] if len(found) > MOST_TOLD else [])])
+        "; ".join([*dict.fromkeys(words), *(["and more"] if len(errors) > MOST_TOLD else [])])
         or None
     )
 
@@ -107,11 +107,11 @@ def one_line(text: str, longest: int = LONGEST) -> str:
     """Long ones lose their middle: what is wrong is said at the end,
     where it is at the beginning.
     """
-    shown = "".join(
-        one if one.isprintable() else " "
-        for one in (text if len(text) < 10_000 else _cut(text, 10_000))
+    printable = "".join(
+        character if character.isprintable() else " "
+        for character in (text if len(text) < 10_000 else _cut(text, 10_000))
     )
-    return _cut(" ".join(shown.split()), longest)
+    return _cut(" ".join(printable.split()), longest)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -290,13 +290,13 @@ def _finite(text: str) -> float:
 
 
 def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    document = dict(pairs)
+    if len(document) != len(pairs):
         twice = next(
             name for name, times in Counter(name for name, _ in pairs).items() if times > 1
         )
         raise ValueError(f"`{twice[:40]}` is given twice")
-    return made
+    return document
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)

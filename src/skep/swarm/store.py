@@ -87,11 +87,11 @@ def _state(row: Row) -> SwarmRunState:
     if row["outcome"] == "done" and not _counts_of(row).left:
         return SwarmRunState.DONE
     if row["opened"] is None:
-        seen = 0
+        last_seen_cancel = 0
     else:
-        seen = json.loads(row["opened"])["after_cancel"]
-    asked = (row["newest_cancel"] or 0) > seen
-    if asked or row["outcome"] == "cancelled":
+        last_seen_cancel = json.loads(row["opened"])["after_cancel"]
+    is_cancelled = (row["newest_cancel"] or 0) > last_seen_cancel
+    if is_cancelled or row["outcome"] == "cancelled":
         return SwarmRunState.CANCELLED
     return SwarmRunState.STOPPED
 
@@ -149,7 +149,7 @@ class SwarmStore:
 
         `about`: url, model, skep_version; kind and name, if it has some.
         """
-        known = {
+        columns = {
             "kind": "map",
             "name": "",
             **about,
@@ -158,7 +158,7 @@ class SwarmStore:
         }
         with self._store.transaction() as connection:
             run_id = free_id(connection, created_at)
-            insert(connection, "swarm_runs", id=run_id, **known)
+            insert(connection, "swarm_runs", id=run_id, **columns)
             _insert_tasks(connection, run_id, tasks)
         return run_id
 
@@ -186,7 +186,7 @@ class SwarmStore:
 
         A cancel later than `after_cancel` is meant for it; None: later than now.
         """
-        known = {
+        columns = {
             "started_at": at,
             "agents": agents,
             "endpoint": document_text(endpoint),
@@ -196,7 +196,12 @@ class SwarmStore:
             last = "SELECT coalesce(max(number), 0) FROM swarm_sessions WHERE run_id = ?"
             number = int(connection.execute(last, (run_id,)).fetchone()[0]) + 1
             insert(
-                connection, "swarm_sessions", this_process(), run_id=run_id, number=number, **known
+                connection,
+                "swarm_sessions",
+                this_process(),
+                run_id=run_id,
+                number=number,
+                **columns,
             )
             if after_cancel is None:
                 after_cancel = connection.execute(_NEWEST_CANCEL, (run_id,)).fetchone()[0]
@@ -237,12 +242,17 @@ class SwarmStore:
         with self._store.transaction(run_id) as connection:
             keys: dict[str, int] = {}  # what the tables call the tasks
             for name in {
-                one.task for row in rows for one in (row.attempt, row.result) if one is not None
+                record.task
+                for row in rows
+                for record in (row.attempt, row.result)
+                if record is not None
             }:
                 sql = "SELECT key FROM swarm_tasks WHERE run_id = ? AND id = ?"
-                if (found := connection.execute(sql, (run_id, storable(name))).fetchone()) is None:
+                if (
+                    task_row := connection.execute(sql, (run_id, storable(name))).fetchone()
+                ) is None:
                     raise StoreError(f"run `{run_id}` has no task `{name}`")
-                keys[name] = found[0]
+                keys[name] = task_row[0]
             for attempt in (row.attempt for row in rows if row.attempt is not None):
                 insert(
                     connection, "swarm_attempts", attempt, run_id=run_id, task=keys[attempt.task]
@@ -267,11 +277,11 @@ class SwarmStore:
         return self._tasks(run_id)
 
     def task(self, run_id: str, task_id: str) -> Task:
-        if found := self._tasks(run_id, "AND id = ?", storable(task_id)):
-            return found[0]
-        known = {squeeze(task.id): task.id for task in self._tasks(run_id)}
+        if tasks := self._tasks(run_id, "AND id = ?", storable(task_id)):
+            return tasks[0]
+        ids_by_squeezed = {squeeze(task.id): task.id for task in self._tasks(run_id)}
         hint = did_you_mean(
-            similar_names(task_id, known), f"`skep swarm show {run_id}` lists them"
+            similar_names(task_id, ids_by_squeezed), f"`skep swarm show {run_id}` lists them"
         )
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
@@ -293,8 +303,8 @@ class SwarmStore:
         """In the order of the input."""
         of, values = ("AND ending = ?", (ending,)) if ending is not None else ("", ())
         sql = _query("results").format(of=of)
-        most = -1 if limit is None else limit
-        return read(self._store.read(sql, run_id, *values, most, offset), TaskResult, "task")
+        row_limit = -1 if limit is None else limit
+        return read(self._store.read(sql, run_id, *values, row_limit, offset), TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
         rows = self._store.read(
@@ -379,12 +389,12 @@ def _insert_tasks(
     """Return how many were new."""
     new = 0
     for task in tasks:
-        known = {
+        columns = {
             "id": task.id,
             "stage": task.stage,
             "document": document_text(msgspec.to_builtins(task)),
         }
-        new += insert(connection, "swarm_tasks", None, clash, run_id=run_id, **known).rowcount
+        new += insert(connection, "swarm_tasks", None, clash, run_id=run_id, **columns).rowcount
     return new
 
 
@@ -401,9 +411,9 @@ def create_run(
 
     `skep.swarm.runner.carry_out` sends its tasks.
     """
-    known: dict[str, Any] = {**about, "url": url, "model": model, "skep_version": __version__}
+    columns: dict[str, Any] = {**about, "url": url, "model": model, "skep_version": __version__}
     return SwarmStore(store).begin(
-        **known, config=msgspec.to_builtins(order), created_at=time.time(), tasks=tasks
+        **columns, config=msgspec.to_builtins(order), created_at=time.time(), tasks=tasks
     )
 
 
@@ -536,12 +546,12 @@ def resume_in_background(
     folder, which may hold anything."""
     words = [sys.executable, "-P", "-m", "skep", "swarm", "resume", run.id]
     env = run_environment(env, run.config.get("key_env"))
-    with open_log(_log_of(paths, run.id), empty=True) as said:
+    with open_log(_log_of(paths, run.id), empty=True) as log_file:
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=log_file,
+            stderr=log_file,
             cwd="/",
             env=env,
             start_new_session=True,
@@ -563,12 +573,12 @@ def resume_in_background(
 def last_error(paths: Paths, run_id: str) -> str | None:
     """Return the error that a run's process in the background ended with; None if it told none."""
     try:
-        told = re.findall(
+        messages = re.findall(
             r"^error: (.*)", _log_of(paths, run_id).read_text(errors="replace"), re.MULTILINE
         )
     except OSError:
         return None
-    return str(told[-1]) if told else None
+    return str(messages[-1]) if messages else None
 
 
 def _log_of(paths: Paths, run_id: str) -> Path:

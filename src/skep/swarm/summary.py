@@ -138,8 +138,8 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
     downs: list[Down] = []
     for span in spans:
         began: tuple[float, str | None] | None = None
-        own = [fact for fact in facts if fact[:2] == (span.session, "endpoint")]
-        for _, _, at, fact in sorted(own, key=lambda one: one[2]):
+        endpoint_facts = [fact for fact in facts if fact[:2] == (span.session, "endpoint")]
+        for _, _, at, fact in sorted(endpoint_facts, key=lambda session_fact: session_fact[2]):
             if not fact.get("up", True):
                 began = began or (at, str(fact.get("why") or "") or None)
             elif began is not None:
@@ -177,26 +177,28 @@ def story_from(
     spans = spans_of(sessions, attempts, facts, now=now, finished=run.counts.left == 0)
     downs = downs_of(facts, spans)
     account = _account(run, spans, downs, attempts, results)
-    told = [name for session in sessions if isinstance(name := session.endpoint.get("model"), str)]
-    if run.model is None and told:  # the one that answered, where the run names none
-        account = replace(account, model=told[-1])
+    models = [
+        name for session in sessions if isinstance(name := session.endpoint.get("model"), str)
+    ]
+    if run.model is None and models:  # the one that answered, where the run names none
+        account = replace(account, model=models[-1])
     return SwarmStory(run, account, spans, attempts, results, downs)
 
 
 def run_json(run: SwarmRun) -> dict[str, Any]:
     """Return a run as `--json` prints it."""
-    told = msgspec.to_builtins(run)
-    told |= {
+    document = msgspec.to_builtins(run)
+    document |= {
         "tasks": run.counts.total,
         "left": run.counts.left,
         "output": run.config.get("output"),
-        **told["counts"],
+        **document["counts"],
     }
     names = (
         "id kind state created_at ended_at name model url tasks done failed left sessions "
         "simulated output"
     )
-    return {name: told[name] for name in (*names.split(), "skep_version", "error")}
+    return {name: document[name] for name in (*names.split(), "skep_version", "error")}
 
 
 def account_json(account: Account) -> dict[str, Any]:
@@ -215,11 +217,17 @@ def _account(
     wasted = [attempt for attempt in attempts if attempt.outcome is not AttemptOutcome.DONE]
     counts = run.counts
     wall_s = sum(span.seconds for span in spans) if spans else None
-    output = _told(one.output_tokens for one in done)
-    errors = [one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS]
+    output = _told(result.output_tokens for result in done)
+    errors = [
+        attempt.error_kind or str(attempt.outcome)
+        for attempt in wasted
+        if attempt.outcome in _ERRORS
+    ]
     counted = [attempt for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
     first = [
-        max(0.0, one.first_token_at - one.started_at) for one in counted if one.first_token_at
+        max(0.0, attempt.first_token_at - attempt.started_at)
+        for attempt in counted
+        if attempt.first_token_at
     ]
     busy_s = sum(max(0.0, attempt.ended_at - attempt.started_at) for attempt in attempts)
     return Account(
@@ -233,16 +241,18 @@ def _account(
         retried=sum(many > 1 for many in Counter(attempt.task for attempt in attempts).values()),
         attempts=len(attempts),
         wasted=len(wasted),
-        prompt_tokens=_told(one.prompt_tokens for one in done),
+        prompt_tokens=_told(result.prompt_tokens for result in done),
         output_tokens=output,
-        wasted_output_tokens=_told(one.output_tokens for one in wasted),
-        tokens_unknown=sum(one.output_tokens is None for one in done),
-        truncated=sum(one.finish_reason == "length" for one in done),
+        wasted_output_tokens=_told(attempt.output_tokens for attempt in wasted),
+        tokens_unknown=sum(result.output_tokens is None for result in done),
+        truncated=sum(result.finish_reason == "length" for result in done),
         sessions=len(spans),
         wall_s=wall_s,
         down_s=sum(down.ended_at - down.started_at for down in downs),
         effective_tok_s=output / wall_s if output is not None and wall_s else None,
-        task_s=percentiles([max(0.0, one.ended_at - one.started_at) for one in counted]),
+        task_s=percentiles(
+            [max(0.0, attempt.ended_at - attempt.started_at) for attempt in counted]
+        ),
         ttft_s=percentiles(first),
         agents_mean=busy_s / wall_s if wall_s and attempts else None,
         agents_max=max((attempt.agent + 1 for attempt in attempts), default=0),
@@ -252,5 +262,5 @@ def _account(
 
 def _told(values: Iterable[int | None]) -> int | None:
     """The sum of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values else None

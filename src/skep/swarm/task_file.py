@@ -51,25 +51,25 @@ class Template(msgspec.Struct, frozen=True):
             )
         return "".join(text + ("" if name is None else written[name]) for text, name in self.parts)
 
-    def missing(self, known: Iterable[str]) -> str | None:
+    def missing(self, names: Iterable[str]) -> str | None:
         """Return what it asks for and is not among these, in words; None: all of it is."""
-        given = list(known)
-        wanted = ", ".join(f"`{{{name}}}`" for name in self.names if name not in given)
+        given = list(names)
+        missing = ", ".join(f"`{{{name}}}`" for name in self.names if name not in given)
         named = ", ".join(f"`{shortened(name, 60)}`" for name in given if name)
-        if wanted:
-            return f"the template asks for {wanted}; known: {shortened(named, 600) or 'nothing'}"
+        if missing:
+            return f"the template asks for {missing}; known: {shortened(named, 600) or 'nothing'}"
         return None
 
 
 def parse_template(text: str) -> Template:
     """UserError for what is no template."""
     try:
-        found = list(Formatter().parse(text))
+        fields = list(Formatter().parse(text))
     except ValueError as error:
         hint = "literal braces are doubled: `{{` and `}}`"
         raise UserError(f"`{shortened(text, 60)}` is not a template: {error}", hint=hint) from None
     parts: list[tuple[str, str | None]] = []
-    for literal, name, form, conversion in found:
+    for literal, name, form, conversion in fields:
         if form or conversion or (name and any(sign in name for sign in ".[]!")):
             hint = "a place is a name in braces; literal braces are doubled: `{{` and `}}`"
             raise UserError(
@@ -169,34 +169,36 @@ class TaskForm:
             document = {"prompt": document}
         if not isinstance(document, Mapping):
             raise Faulty(f"a task is an object such as {_LOOKS}, not `{short(document)}`")
-        told = {name: value for name, value in document.items() if value is not None}
+        fields = {name: value for name, value in document.items() if value is not None}
         if self.template is not None and "prompt" not in document and "messages" not in document:
             if (missing := self.template.missing(document)) is not None:
                 raise Faulty(missing)
-            told = {name: value for name, value in told.items() if name in FIELDS}
-            told["prompt"] = self.template.fill(document)
-        if faults := _first_faults(self._faults(told)) or _first_faults(_message_faults(told)):
+            fields = {name: value for name, value in fields.items() if name in FIELDS}
+            fields["prompt"] = self.template.fill(document)
+        if faults := _first_faults(self._faults(fields)) or _first_faults(_message_faults(fields)):
             raise Faulty(*faults)
-        told = {**self._defaults, **told}
-        messages = [dict(one) for one in told.get("messages", ())]
-        messages = messages or [{"role": "user", "content": told["prompt"]}]
-        if told.get("system") and not any(
+        fields = {**self._defaults, **fields}
+        messages = [dict(message) for message in fields.get("messages", ())]
+        messages = messages or [{"role": "user", "content": fields["prompt"]}]
+        if fields.get("system") and not any(
             message["role"] in ("system", "developer") for message in messages
         ):
-            messages.insert(0, {"role": "system", "content": told["system"]})
-        own = {name: told[name] for name in ("max_tokens", "temperature", "extra") if name in told}
-        own |= {
-            name: self._check_once(name, told[name])[0]
-            for name in ("schema", "checker")
-            if name in told
+            messages.insert(0, {"role": "system", "content": fields["system"]})
+        settings = {
+            name: fields[name] for name in ("max_tokens", "temperature", "extra") if name in fields
         }
-        return Task(id=str(told.get("id", default_id)), messages=tuple(messages), **own)
+        settings |= {
+            name: self._check_once(name, fields[name])[0]
+            for name in ("schema", "checker")
+            if name in fields
+        }
+        return Task(id=str(fields.get("id", default_id)), messages=tuple(messages), **settings)
 
-    def _faults(self, told: Mapping[str, Any]) -> Iterator[str]:
-        yield from field_faults(told, {}, FIELDS)
+    def _faults(self, fields: Mapping[str, Any]) -> Iterator[str]:
+        yield from field_faults(fields, {}, FIELDS)
         for name in ("schema", "checker"):
-            if isinstance(told.get(name), Mapping):
-                yield from self._check_once(name, told[name])[1]
+            if isinstance(fields.get(name), Mapping):
+                yield from self._check_once(name, fields[name])[1]
 
     def _check_once(self, name: str, value: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """Return the first schema or checker that was equal to this one, with its faults."""
@@ -218,11 +220,11 @@ def _first_faults(faults: Iterable[str]) -> tuple[str, ...]:
     return tuple(islice(faults, MOST_OF_TASK))
 
 
-def _message_faults(told: Mapping[str, Any]) -> Iterator[str]:
-    if ("prompt" in told) is ("messages" in told):
+def _message_faults(fields: Mapping[str, Any]) -> Iterator[str]:
+    if ("prompt" in fields) is ("messages" in fields):
         given = "`prompt` and `messages` are both given: give one of them"
-        yield given if "prompt" in told else "neither `prompt` nor `messages` is given"
-    messages = told.get("messages")
+        yield given if "prompt" in fields else "neither `prompt` nor `messages` is given"
+    messages = fields.get("messages")
     for place, message in enumerate(messages if isinstance(messages, list | tuple) else ()):
         role, content = (
             (message.get("role"), message.get("content"))
@@ -296,10 +298,13 @@ def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
             yield begin, Faulty(f"{len(row)} fields, and the header has {len(columns)}")
             continue
         fields = dict(zip(columns, row, strict=True))
-        own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
+        task_fields = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
         yield (
             begin,
-            {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)},
+            {
+                **task_fields,
+                "prompt": fields["prompt"] if template is None else template.fill(fields),
+            },
         )
 
 
@@ -410,8 +415,8 @@ class FaultList:
     def described(self, name: str) -> str:
         if self.count == 1:
             return f"{name}, {self._first[0]}"
-        least = "" if self.is_exact else "at least "
-        lines = [f"{name} has {least}{self.count} faults:", *self._first]
+        qualifier = "" if self.is_exact else "at least "
+        lines = [f"{name} has {qualifier}{self.count} faults:", *self._first]
         if self.count > MOST_TOLD:
             lines.append(f"and {self.count - MOST_TOLD} more")
         return "\n  ".join(lines)

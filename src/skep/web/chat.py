@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from skep.errors import EndpointError, SkepError, UserError
-from skep.swarm.client import url_here
+from skep.swarm.address import url_here
 from skep.web.context import Site
 from skep.web.gateway_answer import ClientGone, GatewayAnswer, RelayedStream
 from skep.web.layout import page

@@ -232,9 +232,9 @@ class Pool:
         """
         if self._idle and not self.has_idle():
             self.trim()
-        wanted = min(connections, self._max_idle) - len(self._idle)
+        missing = min(connections, self._max_idle) - len(self._idle)
         opened = await asyncio.gather(
-            *(self._connection() for _ in range(wanted)), return_exceptions=True
+            *(self._connection() for _ in range(missing)), return_exceptions=True
         )
         for connection in opened:
             if isinstance(connection, _ClientConnection):
@@ -488,17 +488,17 @@ class _ClientConnection(asyncio.Protocol):
             overhead = length - self._body_read - FRAME_BYTES * self._chunks_read
             self._overhead = max(0, self._overhead + overhead)
             if self._overhead > OVERHEAD_BYTES:
-                what = f"more than {OVERHEAD_BYTES} bytes of trailers or chunk extensions"
-                self._fail(WireFailure("protocol", f"{origin} sent {what}"))
+                excess = f"more than {OVERHEAD_BYTES} bytes of trailers or chunk extensions"
+                self._fail(WireFailure("protocol", f"{origin} sent {excess}"))
 
     def _handle_cached_head(self, call: Call, data: bytes, at: float) -> bool:
         """Return an answer in one read, with a head that was read before: the parser need not see
         it.
         """
-        found = self._pool.heads.find(data, self._last_head)
-        if found is None:
+        cached = self._pool.heads.find(data, self._last_head)
+        if cached is None:
             return False
-        self._last_head, begins, length = found
+        self._last_head, begins, length = cached
         value = self._last_head.value
         if len(data) != begins + length:
             return False
@@ -644,8 +644,8 @@ class HttpResponse(msgspec.Struct, frozen=True):
 
     def document(self) -> dict[str, Any]:
         """Return the body as a JSON object; empty where it is none."""
-        found = self.json()
-        return found if isinstance(found, dict) else {}
+        document = self.json()
+        return document if isinstance(document, dict) else {}
 
     def json(self) -> Any:
         """Return the body as JSON; None where it is none."""

@@ -1,8 +1,8 @@
 """How many connections a server holds, and how many of them one address. Decides; opens and closes
 nothing.
 
-Invariant: connections that are served never exceed `most`, those that are refused with a word
-never `spare`."""
+Invariant: connections that are served never exceed `max_served`, those that are refused with a
+word never `spare`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class ConnectionLimit:
     The address None stands for whoever is not limited by address.
     """
 
-    def __init__(self, most: int, *, per_address: int, spare: int) -> None:
-        self.most = most
+    def __init__(self, max_served: int, *, per_address: int, spare: int) -> None:
+        self.max_served = max_served
         self.refused = Counter[str]()  # by reason, since the beginning
         self._per_address = per_address
         self._spare = spare
@@ -43,14 +43,13 @@ class ConnectionLimit:
         self._by_address = Counter[str]()  # served ones
 
     def __repr__(self) -> str:
-        return (
-            f"<ConnectionLimit {self._served}/{self.most} served, {self._refusing} being refused>"
-        )
+        served = f"{self._served}/{self.max_served} served"
+        return f"<ConnectionLimit {served}, {self._refusing} being refused>"
 
     @property
     def has_room(self) -> bool:
         """Return whether another connection can be served, or at least told why not."""
-        return self._served < self.most or self._refusing < self._spare
+        return self._served < self.max_served or self._refusing < self._spare
 
     def enter(self, address: str | None) -> tuple[ConnectionEntry, RefusalReason | None]:
         reason = self._reason_against(address)
@@ -83,7 +82,7 @@ class ConnectionLimit:
     def _reason_against(self, address: str | None) -> RefusalReason | None:
         if address is not None and self._by_address[address] >= self._per_address:
             return RefusalReason.ADDRESS
-        if self._served >= self.most:
+        if self._served >= self.max_served:
             return RefusalReason.LIMIT
         return None
 

@@ -141,10 +141,10 @@ class CachedHead(Generic[T]):
 
 class HeadCache(Generic[T]):
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], CachedHead[T]] = {}
+        self._cached: dict[tuple[bytes, bytes], CachedHead[T]] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._cached)
 
     def find(
         self, data: bytes, last: CachedHead[T] | None
@@ -167,10 +167,10 @@ class HeadCache(Generic[T]):
         if length is None:
             return None
         at, behind = length.span(1)
-        known = self._known.get((data[:at], data[behind : end + 4]))
-        if known is None:
+        cached = self._cached.get((data[:at], data[behind : end + 4]))
+        if cached is None:
             return None
-        return (known, end + 4, int(length[1]))
+        return (cached, end + 4, int(length[1]))
 
     def keep(self, data: bytes, value: T | None) -> None:
         """The head that `data` begins with was read by the parser and is this.
@@ -187,11 +187,11 @@ class HeadCache(Generic[T]):
             length = None
         if value is None or length is None:
             return
-        if len(self._known) >= HEADS:
-            self._known.clear()
+        if len(self._cached) >= HEADS:
+            self._cached.clear()
         before = data[: length.start(1)]
         behind = data[length.end(1) : end + 4]
-        self._known[before, behind] = CachedHead(before, behind, value)
+        self._cached[before, behind] = CachedHead(before, behind, value)
 
 
 @dataclass(slots=True)

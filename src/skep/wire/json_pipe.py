@@ -49,7 +49,7 @@ class JsonPipe(Generic[T]):
         self._writer = writer
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, dec_hook=_made)
         self._ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[T | None]] = {}
+        self._questions: dict[int, asyncio.Future[T | None]] = {}
 
     @classmethod
     async def over(cls, sock: socket.socket, kind: Any) -> JsonPipe[T]:
@@ -60,14 +60,14 @@ class JsonPipe(Generic[T]):
         makes no sense.
         """
         while (message := await self._next()) is not None:
-            asked = self._asked.get(getattr(message, "id", 0))
-            if asked is None:
+            question = self._questions.get(getattr(message, "id", 0))
+            if question is None:
                 return message
-            if not asked.done():
-                asked.set_result(message)
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_result(None)
+            if not question.done():
+                question.set_result(message)
+        for question in self._questions.values():
+            if not question.done():
+                question.set_result(None)
         return None
 
     async def _next(self) -> T | None:
@@ -87,14 +87,14 @@ class JsonPipe(Generic[T]):
         never will.
         """
         number = next(self._ids)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
         self.send(msgspec.structs.replace(question, id=number))
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:
             return None
         finally:
-            del self._asked[number]
+            del self._questions[number]
 
     def send(self, message: object) -> None:
         """Never blocks; a message to a process that is gone is dropped."""

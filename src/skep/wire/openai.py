@@ -271,12 +271,12 @@ class StreamReader:
     def retry_after_s(self) -> float | None:
         """In seconds; a date is not read, and the caller's own patience stands in for it."""
         if self.head:
-            told = _number(self.head.get(b"retry-after"))
+            seconds = _number(self.head.get(b"retry-after"))
         else:
-            told = None
-        if told is None or told < 0:
+            seconds = None
+        if seconds is None or seconds < 0:
             return None
-        return min(told, LONGEST_WAIT_S)
+        return min(seconds, LONGEST_WAIT_S)
 
     def engine_figures(self) -> dict[str, Any]:
         """Return the engine's own figures: llama.cpp's `timings`, vLLM's `metrics`, Ollama's
@@ -431,10 +431,10 @@ class StreamReader:
         if self.status != 200:
             document = json_object(raw)
             if document is not None:
-                told = message_of(document)
+                error = message_of(document)
             else:
-                told = raw[:MAX_ERROR_TEXT].decode(errors="replace")
-            self._fail(f"http_{self.status}", told or f"HTTP {self.status}")
+                error = raw[:MAX_ERROR_TEXT].decode(errors="replace")
+            self._fail(f"http_{self.status}", error or f"HTTP {self.status}")
             return
         choice = next(_choices(self._object(raw, "the answer")), None)
         if choice is None:
@@ -453,14 +453,14 @@ class StreamReader:
         self.text.append(content if isinstance(content, str) else "")
         self.arrivals.append(at)
 
-    def _object(self, text: bytes, what: str, kind: str = "garbage") -> dict[str, Any]:
+    def _object(self, text: bytes, subject: str, kind: str = "garbage") -> dict[str, Any]:
         """Take the figures of a JSON object.
 
         Empty: it is none, or tells of an error, and that is noted.
         """
         document = json_object(text)
         if document is None:
-            self._fail(kind, f"{what} is not a JSON object: {text[:80]!r}")
+            self._fail(kind, f"{subject} is not a JSON object: {text[:80]!r}")
             return {}
         if document.get("error"):
             self._fail("engine_error", message_of(document))
@@ -512,14 +512,16 @@ def json_object(text: bytes) -> dict[str, Any] | None:
 
 def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
     """Empty where there is no object of that name."""
-    found = document.get(name)
-    return found if isinstance(found, dict) else {}
+    inner = document.get(name)
+    return inner if isinstance(inner, dict) else {}
 
 
 def _choices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    found = document.get("choices")
+    choices = document.get("choices")
     return (
-        choice for choice in (found if isinstance(found, list) else ()) if isinstance(choice, dict)
+        choice
+        for choice in (choices if isinstance(choices, list) else ())
+        if isinstance(choice, dict)
     )
 
 
@@ -560,12 +562,12 @@ class OpenAIClient:
         self.timeout_s = timeout_s
         self.in_flight: set[StreamReader] = set()
         self._loop = asyncio.get_running_loop()
-        own = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         fixed = "accept: */*\r\nuser-agent: skep\r\ncontent-type: application/json\r\n"
         self._lines = b"POST %b HTTP/1.1\r\n%b%b" % (
             path.encode(),
             pool.host_line,
-            f"{fixed}{own}".encode(),
+            f"{fixed}{header_lines}".encode(),
         )
 
     def encode(
@@ -576,10 +578,14 @@ class OpenAIClient:
         `headers`: of this one alone; None is left out.
         """
         data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-        own = "".join(
+        header_lines = "".join(
             f"{name}: {_visible(value)}\r\n" for name, value in (headers or {}).items() if value
         )
-        return b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, own.encode(), len(data)), data
+        return b"%b%bcontent-length: %d\r\n\r\n" % (
+            self._lines,
+            header_lines.encode(),
+            len(data),
+        ), data
 
     async def send(
         self,
@@ -620,7 +626,9 @@ class OpenAIClient:
 
 def _visible(text: str) -> str:
     """Return the text as a header may hold it."""
-    return "".join(one if one.isascii() and one.isprintable() else "_" for one in text)
+    return "".join(
+        character if character.isascii() and character.isprintable() else "_" for character in text
+    )
 
 
 # What can happen to a request, and what is done about it: tried again after which wait, or given

@@ -194,7 +194,7 @@ class LimitedConnection(H11Protocol):
             and connection is not self
             and connection.is_waiting()
         ]
-        longest = min(others, key=lambda other: other.waiting_since, default=self)
+        longest = min(others, key=lambda connection: connection.waiting_since, default=self)
         self.connections.discard(longest)
         longest.transport.abort()
 

@@ -79,7 +79,7 @@ class ServerConnection(asyncio.Protocol):
         )
         self.refusal: InvalidRequest | None = None  # of the connection itself
         self._parser = httptools.HttpRequestParser(self)
-        self._patience = ClientTimeouts(limits, time.monotonic())
+        self._timeouts = ClientTimeouts(limits, time.monotonic())
         self._active: ServerRequest | None = None
         self._waiting: deque[ServerRequest] = deque()
         self._waiting_bytes = 0
@@ -152,15 +152,24 @@ class ServerConnection(asyncio.Protocol):
                 self.transport.abort()
 
     def sweep(self, now: float) -> None:
-        """Called every `sweep_s`: carries out what patience says."""
+        """Carry out what the timeouts say; called every `sweep_s`."""
         unsent = unsent_bytes(self.transport)
-        left = self.written - unsent - (unread_bytes(self.transport) if unsent else 0)
+        taken = self.written - unsent
+        if unsent:
+            taken -= unread_bytes(self.transport)
         if self._gathering is None:
             arrived = len(self._body)
         else:
             arrived = -self._gathering.missing
-        told = {"message": self._messages, "arrived": arrived, "unsent": unsent, "left": left}
-        match self._patience.look(now, self._stage(), **told):
+        action = self._timeouts.look(
+            now,
+            self._stage(),
+            message=self._messages,
+            arrived=arrived,
+            unsent=unsent,
+            taken=taken,
+        )
+        match action:
             case SweepAction.ABORT:
                 self.abort()
             case SweepAction.TIMED_OUT:
@@ -355,10 +364,10 @@ class ServerConnection(asyncio.Protocol):
         """Return a read that begins with a head that was read before: the parser need not see this
         request.
         """
-        found = self._heads.find(data, self._last_head)
-        if found is None:
+        cached = self._heads.find(data, self._last_head)
+        if cached is None:
             return False
-        self._last_head, begins, length = found
+        self._last_head, begins, length = cached
         value = self._last_head.value
         missing = begins + length - len(data)
         if missing < 0 or length > self._limits.body_bytes:
@@ -737,7 +746,7 @@ class HttpServer:
         for connection in list(self.open):
             connection.abort()
 
-    def _sweep(self, left: list[ServerConnection] | None = None) -> None:
+    def _sweep(self, unswept: list[ServerConnection] | None = None) -> None:
         """Look after all connections, a few at a time: answers do not wait for it. `left`: those
         of this round.
 
@@ -745,10 +754,10 @@ class HttpServer:
         """
         loop = asyncio.get_running_loop()
         now = time.monotonic()
-        left = list(self.open) if left is None else left
-        for connection in left[:SWEPT_AT_ONCE]:
+        unswept = list(self.open) if unswept is None else unswept
+        for connection in unswept[:SWEPT_AT_ONCE]:
             connection.sweep(now)
-        if rest := left[SWEPT_AT_ONCE:]:
+        if rest := unswept[SWEPT_AT_ONCE:]:
             loop.call_soon(self._sweep, rest)
         elif self.open:
             loop.call_later(self.limits.sweep_s, self._sweep)

@@ -88,13 +88,13 @@ class ClientTimeouts:
 
     __slots__ = (
         "_arrived",
-        "_left",
-        "_left_at",
         "_limits",
         "_message",
         "_message_at",
         "_since",
         "_stage",
+        "_taken",
+        "_taken_at",
     )
 
     def __init__(self, limits: ServerLimits, now: float) -> None:
@@ -105,8 +105,8 @@ class ClientTimeouts:
         self._since = now  # when the stage was entered, or last got on
         self._arrived = 0
         # bytes the client had taken when it was last found waiting for nothing, or quick enough
-        self._left = 0
-        self._left_at = now
+        self._taken = 0
+        self._taken_at = now
 
     def look(
         self,
@@ -116,20 +116,20 @@ class ClientTimeouts:
         message: int,
         arrived: int,
         unsent: int,
-        left: int,
+        taken: int,
     ) -> SweepAction | None:
         """`message` counts whole requests, `arrived` bytes of the body being read, `left` bytes
         the client took.
         """
         limits = self._limits
         if unsent == 0:
-            self._left = left
-            self._left_at = now
-        elif now - self._left_at > limits.write_idle_s:
-            if left - self._left < limits.write_bytes:
+            self._taken = taken
+            self._taken_at = now
+        elif now - self._taken_at > limits.write_idle_s:
+            if taken - self._taken < limits.write_bytes:
                 return SweepAction.ABORT
-            self._left = left
-            self._left_at = now
+            self._taken = taken
+            self._taken_at = now
         if message != self._message or self._stage not in (
             ConnectionStage.HEAD,
             ConnectionStage.BODY,
@@ -463,7 +463,7 @@ def head_without_offer(request: ServerRequest) -> bytes:
     """Return the head again, without its offer to speak another protocol (h2c, from `curl --http2`
     or Java).
     """
-    kept = [field for field in request.headers if field[0] not in _OFFER]
-    kept.append((b"connection", b"keep-alive" if request.keep_alive else b"close"))
+    headers = [field for field in request.headers if field[0] not in _OFFER]
+    headers.append((b"connection", b"keep-alive" if request.keep_alive else b"close"))
     first = (request.method, request.target, request.version.encode())
-    return b"%b %b HTTP/%b\r\n%b\r\n" % (*first, lines_of(kept))
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (*first, lines_of(headers))

@@ -43,16 +43,16 @@ def _is_texts(value: Any) -> bool:
 
 
 def _is_options(value: Any) -> bool:
-    return _is_texts(value) and len({one.casefold() for one in value}) == len(value) > 1
+    return _is_texts(value) and len({text.casefold() for text in value}) == len(value) > 1
 
 
 def _is_answer(value: Any) -> bool:
     return is_text(value) or type(value) in (int, float)
 
 
-def _is_number(value: Any, least: float = -math.inf) -> bool:
+def _is_number(value: Any, minimum: float = -math.inf) -> bool:
     number = value_of(value)
-    return number is not None and number.is_finite() and number >= least
+    return number is not None and number.is_finite() and number >= minimum
 
 
 def _is_pattern(value: Any) -> bool:
@@ -121,20 +121,24 @@ def checker_faults(checker: Any) -> Iterator[str]:
     kind = checker.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         if kind is None:
-            said = "has no `kind`"
+            fault = "has no `kind`"
         else:
-            said = f"has the unknown kind `{short(kind)}`"
-        yield f"`checker` {said}; {like(str(kind or ''), KINDS)}"
+            fault = f"has the unknown kind `{short(kind)}`"
+        yield f"`checker` {fault}; {like(str(kind or ''), KINDS)}"
         return
     values = {name: value for name, value in checker.items() if name != "kind"}
     yield from field_faults(values, _NEEDED[kind], _ALLOWED.get(kind, {}), place="checker.")
     options = checker.get("options")
     answer = checker.get("answer")
     if kind == "choice" and _is_options(options):
-        known = {option.casefold() for option in options or ()}
+        options_folded = {option.casefold() for option in options or ()}
     else:
-        known = None
-    if known is not None and answer is not None and str(answer).casefold() not in known:
+        options_folded = None
+    if (
+        options_folded is not None
+        and answer is not None
+        and str(answer).casefold() not in options_folded
+    ):
         yield "`checker.answer` is not one of its options"
 
 
@@ -219,7 +223,7 @@ def _item_faults(given: Mapping[str, Any]) -> Iterator[str]:
 def _item(given: Mapping[str, Any], number: int) -> Item:
     """Return the item of a line that is sound."""
     kind = given["checker"]["kind"]
-    values = {key: one for key, one in given["checker"].items() if key != "kind"}
+    values = {key: value for key, value in given["checker"].items() if key != "kind"}
     if kind in ("exact", "choice"):
         values["answer"] = str(values["answer"])  # a number stands for its digits
     return Item(

@@ -52,10 +52,10 @@ class DrillFamily(msgspec.Struct, frozen=True):
 
     def asks(self, grade: int, task: Drill) -> dict[str, str]:
         if isinstance(self.says, str):
-            said = self.says
+            instruction = self.says
         else:
-            said = self.says[str(grade)]
-        return {"role": "user", "content": f"{said}\n{task.question}"}
+            instruction = self.says[str(grade)]
+        return {"role": "user", "content": f"{instruction}\n{task.question}"}
 
 
 def between(rng: Random, low: int, high: int) -> int:
@@ -79,10 +79,10 @@ def some_words(rng: Random, count: int, *, longest: int = 99, shortest: int = 1)
 
 def some_numbers(rng: Random, count: int, low: int, high: int) -> list[int]:
     """Different ones."""
-    found: dict[int, None] = {}
-    while len(found) < count:
-        found[between(rng, low, high)] = None
-    return list(found)
+    drawn: dict[int, None] = {}
+    while len(drawn) < count:
+        drawn[between(rng, low, high)] = None
+    return list(drawn)
 
 
 def coin(rng: Random) -> bool:
@@ -111,9 +111,9 @@ def _add(rng: Random, _grade: int, count: int, low: int, high: int) -> Drill:
 
 
 def _subtract(rng: Random, _grade: int, low: int, high: int) -> Drill:
-    less = between(rng, low, high)
+    subtrahend = between(rng, low, high)
     rest = between(rng, low, high)
-    return number(f"{less + rest} - {less} = ?", rest)
+    return number(f"{subtrahend + rest} - {subtrahend} = ?", rest)
 
 
 def _multiply(rng: Random, _grade: int, a: int, b: int, c: int, d: int) -> Drill:
@@ -153,13 +153,13 @@ def _sequence(rng: Random, grade: int) -> Drill:
 def _rule(rng: Random, grade: int, count: int, highest: int) -> Drill:
     numbers = some_numbers(rng, count, 1, highest)
     if grade == 3:
-        made = [value + 1 for value in numbers]
+        results = [value + 1 for value in numbers]
     elif grade == 4:
         numbers[0] += numbers[0] % 2  # at least one is even
-        made = [value for value in numbers if value % 2 == 0]
+        results = [value for value in numbers if value % 2 == 0]
     else:
-        made = [value // 2 if value % 2 == 0 else value + 1 for value in numbers]
-    return exact(listed(numbers), listed(made))
+        results = [value // 2 if value % 2 == 0 else value + 1 for value in numbers]
+    return exact(listed(numbers), listed(results))
 
 
 def _trace(rng: Random, grade: int, *lines: str) -> Drill:
@@ -192,15 +192,15 @@ def _pick(rng: Random, grade: int, count: int) -> Drill:
     words = some_words(rng, count)
     ordinals = _DATA["ordinals"]
     if grade <= 2:
-        place, said = (0, "first") if coin(rng) else (-1, "last")
+        place, position = (0, "first") if coin(rng) else (-1, "last")
     elif grade <= 4:
         place = between(rng, 1, len(words) - 2)
-        said = ordinals[place]
+        position = ordinals[place]
     else:
         back = between(rng, 2, len(words) - 2)
         place = -back
-        said = f"{ordinals[back - 1]} from the end"
-    return exact(f"{listed(words)}. Which word is {said}?", words[place])
+        position = f"{ordinals[back - 1]} from the end"
+    return exact(f"{listed(words)}. Which word is {position}?", words[place])
 
 
 def _count_words(rng: Random, _grade: int, low: int, high: int) -> Drill:
@@ -208,9 +208,9 @@ def _count_words(rng: Random, _grade: int, low: int, high: int) -> Drill:
     return number(listed(some_words(rng, count)), count)
 
 
-def _count_letter(rng: Random, _grade: int, most: int, length: int) -> Drill:
+def _count_letter(rng: Random, _grade: int, max_count: int, length: int) -> Drill:
     """Return how often a letter occurs: each number as often as the others."""
-    count = between(rng, 1, most)
+    count = between(rng, 1, max_count)
     letter = pick(rng, "aeort")
     others = [pick(rng, _LETTERS.replace(letter, "")) for _ in range(length - count)]
     return number(
@@ -220,10 +220,10 @@ def _count_letter(rng: Random, _grade: int, most: int, length: int) -> Drill:
 
 def _member(rng: Random, _grade: int, count: int) -> Drill:
     words = some_words(rng, count + 1)
-    asked = pick(rng, words[1:]) if coin(rng) else words[0]
+    word = pick(rng, words[1:]) if coin(rng) else words[0]
     return choice(
-        f"{listed(words[1:])}. Is {asked} in the list?",
-        "yes" if asked in words[1:] else "no",
+        f"{listed(words[1:])}. Is {word} in the list?",
+        "yes" if word in words[1:] else "no",
         "yes",
         "no",
     )
@@ -231,10 +231,10 @@ def _member(rng: Random, _grade: int, count: int) -> Drill:
 
 def _reverse(rng: Random, _grade: int, count: int, longest: int = 0) -> Drill:
     if longest:
-        things: Sequence[str] = some_words(rng, 1, shortest=count, longest=longest)[0]
+        parts: Sequence[str] = some_words(rng, 1, shortest=count, longest=longest)[0]
     else:
-        things = some_words(rng, count)
-    return exact(" ".join(things), " ".join(reversed(things)))
+        parts = some_words(rng, count)
+    return exact(" ".join(parts), " ".join(reversed(parts)))
 
 
 def _sort(rng: Random, _grade: int, count: int) -> Drill:
@@ -246,35 +246,37 @@ def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
     """Return the next one, then the one before: there are only so many days, and no grade asks
     what another does.
     """
-    names, what = (DAYS, "day") if coin(rng) else (MONTHS, "month")
+    names, unit = (DAYS, "day") if coin(rng) else (MONTHS, "month")
     start = between(rng, 0, len(names) - 1)
     step = between(rng, low, high)
     back = grade > 1 and (grade == 2 or coin(rng))
     answer = names[(start - step if back else start + step) % len(names)]
     where = "before" if back else "after"
     if step == 1:
-        return exact(f"Which {what} comes {where} {names[start]}?", answer)
-    return exact(f"Which {what} is {step} {what}s {where} {names[start]}?", answer)
+        return exact(f"Which {unit} comes {where} {names[start]}?", answer)
+    return exact(f"Which {unit} is {step} {unit}s {where} {names[start]}?", answer)
 
 
 def _json(rng: Random, grade: int, key_count: int, name_count: int) -> Drill:
     keys = some(rng, _DATA["keys"], key_count)
     values = [between(rng, 2, 99) for _ in keys]
     if not name_count:
-        asked = pick(rng, keys)
+        key = pick(rng, keys)
         table = dict(zip(keys, values, strict=True))
-        return number(f"{json.dumps(table)}\nWhat is {asked}?", table[asked])
+        return number(f"{json.dumps(table)}\nWhat is {key}?", table[key])
     names = some(rng, NAMES, name_count)
     tables = {name: {key: between(rng, 2, 99) for key in keys} for name in names}
     name = pick(rng, names)
-    asked = pick(rng, keys)
+    key = pick(rng, keys)
     if grade < 5:
-        return number(f"{json.dumps(tables)}\nWhat is the {asked} of {name}?", tables[name][asked])
-    for place, one in enumerate(shuffled(rng, names)):  # no two alike, so that one is the largest
-        tables[one][asked] = 10 * (place + 1) + between(rng, 0, 9)
+        return number(f"{json.dumps(tables)}\nWhat is the {key} of {name}?", tables[name][key])
+    for place, person in enumerate(
+        shuffled(rng, names)
+    ):  # no two alike, so that one is the largest
+        tables[person][key] = 10 * (place + 1) + between(rng, 0, 9)
     return exact(
-        f"{json.dumps(tables)}\nWho has the largest {asked}?",
-        max(names, key=lambda one: tables[one][asked]),
+        f"{json.dumps(tables)}\nWho has the largest {key}?",
+        max(names, key=lambda name: tables[name][key]),
     )
 
 
@@ -304,8 +306,8 @@ def _order(rng: Random, grade: int, count: int) -> Drill:
             names = some(rng, NAMES, 2)
     facts = [f"{tall} is taller than {short}." for tall, short in pairwise(names)]
     facts = facts if grade < 3 else shuffled(rng, facts)
-    asked, answer = ("tallest", names[0]) if tallest else ("shortest", names[-1])
-    return exact(f"{' '.join(facts)} Who is {asked}?", answer)
+    superlative, answer = ("tallest", names[0]) if tallest else ("shortest", names[-1])
+    return exact(f"{' '.join(facts)} Who is {superlative}?", answer)
 
 
 _DATA = read_data("drills.toml")
@@ -318,9 +320,9 @@ _MAKERS: tuple[Maker, ...] = (
 
 def _family(maker: Maker) -> DrillFamily:
     name = maker.__name__.strip("_").replace("_", "-")  # as its function is called
-    told = _DATA[name]
-    grades = {int(grade): values for grade, values in told["grades"].items()}
-    return DrillFamily(name, told["says"], grades, maker, told.get("tokens", 24))
+    description = _DATA[name]
+    grades = {int(grade): values for grade, values in description["grades"].items()}
+    return DrillFamily(name, description["says"], grades, maker, description.get("tokens", 24))
 
 
 VERSION = 1  # raised whenever the same seed gives other drills than before
@@ -351,13 +353,13 @@ def drills(
     grades = GRADES if difficulty is None else (difficulty,)
     rows = []
     for place, grade in enumerate(grades):
-        wanted = len(range(place, count, len(grades)))
-        rows.append(list(islice(_graded(seed, grade, families), wanted)))
-        if len(rows[-1]) < wanted:
-            what = (
-                f"there are only {len(rows[-1])} different drills of grade {grade}, not {wanted}"
+        drill_count = len(range(place, count, len(grades)))
+        rows.append(list(islice(_graded(seed, grade, families), drill_count)))
+        if len(rows[-1]) < drill_count:
+            there_are = f"there are only {len(rows[-1])} different drills of grade {grade}"
+            raise UserError(
+                f"{there_are}, not {drill_count}", hint="ask for fewer, or for another grade"
             )
-            raise UserError(what, hint="ask for fewer, or for another grade")
     return [rows[place % len(rows)][place // len(rows)] for place in range(count)]
 
 
@@ -367,22 +369,22 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
     Examples are turns that went before: small models follow those.
     """
     rng = Random(f"drills/{VERSION}/{seed}/{grade}")
-    left = [family for family in families if grade in family.grades]
-    asked: set[str] = set()
+    remaining = [family for family in families if grade in family.grades]
+    used_questions: set[str] = set()
     place = grade - 1
-    while left:
-        for family in shuffled(rng, left):
-            task = next(_new_tasks(rng, family, grade, asked), None)
+    while remaining:
+        for family in shuffled(rng, remaining):
+            task = next(_new_tasks(rng, family, grade, used_questions), None)
             if task is None:
-                left.remove(family)
+                remaining.remove(family)
                 continue
-            said = []
+            turns = []
             for example in _examples(rng, family, grade, task):
-                said += [
+                turns += [
                     family.asks(grade, example),
                     {"role": "assistant", "content": example.answer},
                 ]
-            messages = (*said, family.asks(grade, task))
+            messages = (*turns, family.asks(grade, task))
             name = f"drills-{seed}/{family.name}/{place}"
             yield Item(
                 name, messages, task.checker, family.tokens, family=family.name, difficulty=grade
@@ -390,7 +392,9 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
             place += len(GRADES)
 
 
-def _new_tasks(rng: Random, family: DrillFamily, grade: int, asked: set[str]) -> Iterator[Drill]:
+def _new_tasks(
+    rng: Random, family: DrillFamily, grade: int, used_questions: set[str]
+) -> Iterator[Drill]:
     """Those that were not asked before.
 
     After many draws no more: the family has no others, or hardly any.
@@ -398,8 +402,8 @@ def _new_tasks(rng: Random, family: DrillFamily, grade: int, asked: set[str]) ->
     for _ in range(_TRIES):
         task = family.make(rng, grade)
         question = family.asks(grade, task)["content"]
-        if question not in asked:
-            asked.add(question)
+        if question not in used_questions:
+            used_questions.add(question)
             yield task
 
 

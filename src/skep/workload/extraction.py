@@ -150,9 +150,10 @@ def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
         start = tag.end()
         inside = not closes
     (thoughts if inside else parts).append(text[start:])
-    said = "".join(parts)
+    visible_text = "".join(parts)
     return SplitAnswer(
-        said.strip() if thoughts else said, "\n".join(filter(None, map(str.strip, thoughts)))
+        visible_text.strip() if thoughts else visible_text,
+        "\n".join(filter(None, map(str.strip, thoughts))),
     )
 
 
@@ -182,7 +183,7 @@ def _whole(text: str) -> str:
 
 def _by_channel(text: str, thoughts: list[str]) -> str:
     """Return what the final channel said. What comes before any mark was said aloud."""
-    said: list[str] = []
+    final_parts: list[str] = []
     channel = "final"
     expects = "message"
     start = 0
@@ -190,7 +191,7 @@ def _by_channel(text: str, thoughts: list[str]) -> str:
         piece = text[start : mark.start()]
         kind = mark.group(1)
         if expects == "message":
-            (said if channel == "final" else thoughts).append(piece)
+            (final_parts if channel == "final" else thoughts).append(piece)
         elif expects == "channel":
             channel = (piece.split() or ["final"])[0]
         expects = {"channel": "channel", "message": "message", "end": "message"}.get(kind, "role")
@@ -198,8 +199,8 @@ def _by_channel(text: str, thoughts: list[str]) -> str:
             channel = "final"
         start = mark.end()
     if expects == "message":
-        (said if channel == "final" else thoughts).append(text[start:])
-    return "".join(said)
+        (final_parts if channel == "final" else thoughts).append(text[start:])
+    return "".join(final_parts)
 
 
 def code_blocks(text: str) -> list[Block]:

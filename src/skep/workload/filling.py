@@ -85,20 +85,20 @@ _ATTEMPTS = 8  # at a name that the module does not hold yet
 
 def draw_names(rng: Random, *, qualified: bool = False) -> Names:
     """Return what fills an idea's holes. A qualified thing (`late_order`) is one of many more."""
-    thing, things = pick(rng, THINGS)
+    noun, plural = pick(rng, THINGS)
     number = str(2 + int(rng.random() * 998))
     field = pick(rng, FIELDS)
     names = {
-        "thing": thing,
-        "things": things,
-        "Thing": thing.title(),
+        "thing": noun,
+        "things": plural,
+        "Thing": noun.title(),
         "field": field,
         "number": number,
     }
     if qualified:
         adjective = pick(rng, ADJECTIVES)
-        names |= {"thing": f"{adjective}_{thing}", "things": f"{adjective}_{things}"}
-        names["Thing"] = adjective.title() + thing.title()
+        names |= {"thing": f"{adjective}_{noun}", "things": f"{adjective}_{plural}"}
+        names["Thing"] = adjective.title() + noun.title()
     return names
 
 
@@ -118,7 +118,7 @@ def module(rng: Random, measure: Measure, room: int, lead: str) -> str:
 
 def functions(rng: Random, measure: Measure, room: int) -> str:
     """Functions of distinct names, as long as one fits."""
-    made: list[str] = []
+    texts_so_far: list[str] = []
     taken: set[str] = set()
     while True:
         name, text = _function(rng, taken)
@@ -126,12 +126,14 @@ def functions(rng: Random, measure: Measure, room: int) -> str:
             names = draw_names(rng, qualified=True)
             texts = {idea.name.format_map(names): _text(idea, names) for idea in _IDEAS}
             fitting = [
-                one for one in texts.items() if one[0] not in taken and measure(one[1]) <= room
+                candidate
+                for candidate in texts.items()
+                if candidate[0] not in taken and measure(candidate[1]) <= room
             ]
             if not fitting:
-                return "".join(made)
+                return "".join(texts_so_far)
             name, text = pick(rng, fitting)
-        made.append(text)
+        texts_so_far.append(text)
         taken.add(name)
         room -= measure(text)
 
@@ -151,7 +153,13 @@ def _text(idea: Idea, names: Names) -> str:
 
 
 def draw_requirements(
-    rng: Random, names: Names, measure: Measure, room: int, *, exact: bool = False, said: str = ""
+    rng: Random,
+    names: Names,
+    measure: Measure,
+    room: int,
+    *,
+    exact: bool = False,
+    earlier_text: str = "",
 ) -> str:
     """Sentences that fit into the room and are not `said` yet; `exact` fills the rest with a
     closing word or more.
@@ -159,7 +167,7 @@ def draw_requirements(
     chosen: list[str] = []
     for wish in shuffled(rng, _DATA["wishes"]):
         text = wish.format_map(names)
-        if said and text in said:
+        if earlier_text and text in earlier_text:
             continue
         needed = measure(text) + measure(" ")
         if needed <= room:
@@ -208,22 +216,22 @@ def pieces_for(
     return round((tokens - overhead_tokens) * chars_per_token / CHARS_PER_PIECE)
 
 
-def room_for(what: str, tokens: int, fewest: int, **lengths: Unpack[Lengths]) -> int:
+def room_for(subject: str, tokens: int, fewest: int, **lengths: Unpack[Lengths]) -> int:
     """`pieces_for`, refusing what is too short for such a text (`fewest` pieces) or beyond any
     model.
     """
     room = pieces_for(tokens, **lengths)
     if room < fewest:
         per_token = lengths.get("chars_per_token", TYPICAL_CHARS_PER_TOKEN)
-        least = math.ceil(
+        min_tokens = math.ceil(
             fewest * CHARS_PER_PIECE / per_token + lengths.get("overhead_tokens", 0.0)
         )
         raise UserError(
-            f"`{tokens}` tokens are too few for {what}", hint=f"ask for {least} or more"
+            f"`{tokens}` tokens are too few for {subject}", hint=f"ask for {min_tokens} or more"
         )
     if tokens > MOST_TOKENS:
         raise UserError(
-            f"`{tokens}` tokens are too many for {what}", hint=f"ask for {MOST_TOKENS} or fewer"
+            f"`{tokens}` tokens are too many for {subject}", hint=f"ask for {MOST_TOKENS} or fewer"
         )
     return room
 

@@ -73,25 +73,25 @@ def is_text(value: Any) -> bool:
     )
 
 
-def whole_number(least: int, most: float = inf) -> Demand:
-    up = "up" if most == inf else f"to {most}"
+def whole_number(minimum: int, maximum: float = inf) -> Demand:
+    up = "up" if maximum == inf else f"to {maximum}"
     return (
-        f"a whole number from {least} {up}",
-        lambda value: type(value) is int and least <= value <= most,
+        f"a whole number from {minimum} {up}",
+        lambda value: type(value) is int and minimum <= value <= maximum,
     )
 
 
-def real_number(least: float, most: float) -> Demand:
+def real_number(minimum: float, maximum: float) -> Demand:
     return (
-        f"a number from {least:g} to {most:g}",
-        lambda value: type(value) in (int, float) and least <= value <= most,
+        f"a number from {minimum:g} to {maximum:g}",
+        lambda value: type(value) in (int, float) and minimum <= value <= maximum,
     )
 
 
-def one_of(known: Sequence[str]) -> Demand:
+def one_of(choices: Sequence[str]) -> Demand:
     return (
-        f"one of {', '.join(f'`{one}`' for one in known)}",
-        lambda value: isinstance(value, str) and value in known,
+        f"one of {', '.join(f'`{choice}`' for choice in choices)}",
+        lambda value: isinstance(value, str) and value in choices,
     )
 
 
@@ -106,21 +106,21 @@ def field_faults(
 
     `place`: before their names, `checker.`.
     """
-    known = {**needed, **allowed}
+    demands = {**needed, **allowed}
     for name in given:
-        if name not in known:
-            yield f"`{place}{short(name)}` is not known; {like(str(name), sorted(known))}"
-    for name, (wanted, is_it) in known.items():
+        if name not in demands:
+            yield f"`{place}{short(name)}` is not known; {like(str(name), sorted(demands))}"
+    for name, (expected, is_it) in demands.items():
         if name in given and not is_it(given[name]):
-            yield f"`{place}{name}` must be {wanted}, not `{short(given[name])}`"
+            yield f"`{place}{name}` must be {expected}, not `{short(given[name])}`"
         elif name in needed and name not in given:
-            yield f"`{place}{name}` is missing: {wanted}"
+            yield f"`{place}{name}` is missing: {expected}"
 
 
-def like(name: str, known: Sequence[str]) -> str:
+def like(name: str, names: Sequence[str]) -> str:
     """Return which known name may be meant, or all of them."""
-    otherwise = f"known: {', '.join(f'`{one}`' for one in known)}"
-    return did_you_mean(get_close_matches(name[:100], known, n=1, cutoff=0.6), otherwise)
+    otherwise = f"known: {', '.join(f'`{known_name}`' for known_name in names)}"
+    return did_you_mean(get_close_matches(name[:100], names, n=1, cutoff=0.6), otherwise)
 
 
 def short(value: Any) -> str:
@@ -129,5 +129,5 @@ def short(value: Any) -> str:
         text = value
     else:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    text = "".join(one if one.isprintable() else " " for one in text[:61])
+    text = "".join(character if character.isprintable() else " " for character in text[:61])
     return f"{text[:60]}…" if len(text) > 60 else text

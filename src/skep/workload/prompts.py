@@ -133,8 +133,8 @@ def compose(
         user += filling.module(rng, budget.measure, budget.left(*before, user) - kept_free, _LEAD)
     glue = " " if form == "bare" else "\n\n"
     room = budget.left(*before, user) - (budget.measure(glue) if exact else 0)
-    said = filling.draw_requirements(rng, names, budget.measure, room, exact=exact)
-    return Prompt(kind, system, f"{user}{glue}{said}" if said else user), names
+    requirements = filling.draw_requirements(rng, names, budget.measure, room, exact=exact)
+    return Prompt(kind, system, f"{user}{glue}{requirements}" if requirements else user), names
 
 
 def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
@@ -172,9 +172,11 @@ def shared_prefix(
 def _system(rng: Random, room: int) -> str:
     text = _ABOUT.format(tag=tag(rng, 0))
     text += filling.module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _SHARED_LEAD)
-    left = room - pieces(text) - pieces("\n\n")
-    said = filling.draw_requirements(rng, filling.draw_names(rng), pieces, left, exact=True)
-    return f"{text}\n\n{said}" if said else text
+    free_room = room - pieces(text) - pieces("\n\n")
+    requirements = filling.draw_requirements(
+        rng, filling.draw_names(rng), pieces, free_room, exact=True
+    )
+    return f"{text}\n\n{requirements}" if requirements else text
 
 
 def _with_system(
@@ -210,10 +212,13 @@ class ConversationScript(msgspec.Struct, frozen=True):
         """Return what is sent for turn 0, 1, ...: everything said so far, with the answers to the
         turns before.
         """
-        said = [{"role": "system", "content": self.system}]
-        for asked, answer in zip(self.turns[:turn], answers, strict=True):
-            said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        return [*said, {"role": "user", "content": self.turns[turn]}]
+        messages = [{"role": "system", "content": self.system}]
+        for question, answer in zip(self.turns[:turn], answers, strict=True):
+            messages += [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer},
+            ]
+        return [*messages, {"role": "user", "content": self.turns[turn]}]
 
 
 def conversations(
@@ -244,8 +249,8 @@ def conversations(
     def script(serial: int) -> ConversationScript:
         prompt, names = compose(rng, order[serial % len(order)], serial, budget, form)
         pauses = tuple(filling.capped_exponential(rng, think_s) for _ in range(turns - 1))
-        said = (prompt.user, *_further(rng, names, turns - 1, room))
-        return ConversationScript(prompt.kind, prompt.system, said, pauses)
+        user_turns = (prompt.user, *_further(rng, names, turns - 1, room))
+        return ConversationScript(prompt.kind, prompt.system, user_turns, pauses)
 
     return map(script, count())
 
@@ -257,8 +262,8 @@ def _further(rng: Random, names: Names, number: int, room: int) -> Iterator[str]
         if not leads:
             leads = shuffled(rng, FOLLOW_UPS)
         lead = leads.pop()
-        own = {**names, "number": filling.draw_names(rng)["number"]}
-        text = lead.format_map(own)
+        turn_names = {**names, "number": filling.draw_names(rng)["number"]}
+        text = lead.format_map(turn_names)
         if pieces(text) > room:  # too long for so short a turn: one that is not
             text = pick(
                 rng, [short for short in FOLLOW_UPS if "{" not in short and pieces(short) <= room]
@@ -266,10 +271,10 @@ def _further(rng: Random, names: Names, number: int, room: int) -> Iterator[str]
         if room >= _PIECES_FOR_CODE_AROUND:
             text += filling.module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _CALLER)
         glue = "\n\n" if "\n" in text else " "
-        said = filling.draw_requirements(
-            rng, own, pieces, room - pieces(text) - pieces(glue), exact=True
+        requirements = filling.draw_requirements(
+            rng, turn_names, pieces, room - pieces(text) - pieces(glue), exact=True
         )
-        yield f"{text}{glue}{said}" if said else text
+        yield f"{text}{glue}{requirements}" if requirements else text
 
 
 _SPREAD = (40, 60, 90, 140, 240, 400, 700, 1200)  # pieces

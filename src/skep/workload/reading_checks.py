@@ -44,14 +44,14 @@ class StatedNumber(NamedTuple):
 def last_number(text: str) -> StatedNumber | None:
     """Return the last one in the text, or in its last `\\boxed{}`; None: there is none."""
     text = _FRACTION.sub(r"\1/\2", text.replace("\u2212", "-").replace("{,}", ","))
-    found = _last(_NUMBER, last_boxed(text) or "") or _last(_NUMBER, text)
-    return found and _said(found)
+    match = _last(_NUMBER, last_boxed(text) or "") or _last(_NUMBER, text)
+    return match and _said(match)
 
 
 def last_boxed(text: str) -> str | None:
     """Return how models that were trained on mathematics mark their answer."""
-    found = _last(_BOXED, text)
-    return found and found.group(1)
+    match = _last(_BOXED, text)
+    return match and match.group(1)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -103,18 +103,20 @@ def read_check(checker: Checker, text: str) -> tuple[bool, str]:
 
 
 def _exact(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted = str(values["answer"])
+    expected = str(values["answer"])
     fold = bool(values.get("ignore_case", True))
     lines = [line for line in _FENCE_LINE.sub("", text).split("\n") if line.strip()]
     if not lines:
         return False, "the answer is empty"
-    plain = _plain(wanted, fold)
-    bare = _plain(wanted.strip(_EDGES), fold)
-    for said in (text, lines[-1]):
-        for one in (said, _LABEL.sub("", said)):
-            if _plain(one, fold) == plain or (bare and _plain(one.strip(_EDGES), fold) == bare):
-                return True, f"said {_shown(wanted)}"
-    return False, f"said {_shown(lines[-1])}, not {_shown(wanted)}"
+    plain = _plain(expected, fold)
+    bare = _plain(expected.strip(_EDGES), fold)
+    for part in (text, lines[-1]):
+        for candidate in (part, _LABEL.sub("", part)):
+            if _plain(candidate, fold) == plain or (
+                bare and _plain(candidate.strip(_EDGES), fold) == bare
+            ):
+                return True, f"said {_shown(expected)}"
+    return False, f"said {_shown(lines[-1])}, not {_shown(expected)}"
 
 
 def _plain(text: str, fold: bool) -> str:
@@ -124,7 +126,9 @@ def _plain(text: str, fold: bool) -> str:
 
 def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     fold = str.casefold if values.get("ignore_case", True) else str
-    missing = [one for one in map(str, values["all"]) if fold(one) not in fold(text)]
+    missing = [
+        expected for expected in map(str, values["all"]) if fold(expected) not in fold(text)
+    ]
     return not missing, "all of it is there" if not missing else "not there: " + ", ".join(
         map(_shown, missing)
     )
@@ -135,30 +139,33 @@ def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     tolerance = value_of(values.get("tolerance", 0))
     if value is None or tolerance is None or not value.is_finite():
         raise ValueError(f"`{values['answer']}` is not a number")
-    said = last_number(text)
+    stated = last_number(text)
     unlike = f"not {_shown(str(values['answer']))}"
-    if said is None:
+    if stated is None:
         return False, f"no number, {unlike}"
-    if said.percent:
-        candidates = [said.value, CALM.divide(said.value, Decimal(100))]
+    if stated.percent:
+        candidates = [stated.value, CALM.divide(stated.value, Decimal(100))]
     else:
-        candidates = [said.value]
-    right = not said.value.is_nan() and any(  # `0/0` is none
+        candidates = [stated.value]
+    right = not stated.value.is_nan() and any(  # `0/0` is none
         CALM.compare(CALM.abs(CALM.subtract(candidate, value)), tolerance) <= 0
         for candidate in candidates
     )
-    return right, f"said {_shown(said.text)}" if right else f"said {_shown(said.text)}, {unlike}"
+    return (
+        right,
+        f"said {_shown(stated.text)}" if right else f"said {_shown(stated.text)}, {unlike}",
+    )
 
 
 def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted = str(values["answer"])
-    options = [str(one) for one in values["options"]]
+    expected = str(values["answer"])
+    options = [str(option) for option in values["options"]]
     if not (settled := settled_on(options, text)):
-        return False, f"none of the options, not {_shown(wanted)}"
+        return False, f"none of the options, not {_shown(expected)}"
     if len(settled) > 1:
         return False, f"settled on nothing: {', '.join(map(_shown, settled[:4]))}"
-    right = settled[0].casefold() == wanted.casefold()
-    return right, f"said {_shown(settled[0])}" + ("" if right else f", not {_shown(wanted)}")
+    right = settled[0].casefold() == expected.casefold()
+    return right, f"said {_shown(settled[0])}" + ("" if right else f", not {_shown(expected)}")
 
 
 def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
@@ -173,9 +180,9 @@ def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
         if whole and (option := named.is_one(whole)):
             return (option,)
     if stated := [
-        found
+        alternatives
         for match in _STATED.finditer(text)
-        if (found := named.alternatives(text, match.end()))
+        if (alternatives := named.alternatives(text, match.end()))
     ]:
         return stated[-1]
     lines = [line for line in text.split("\n") if line.strip(_EDGES)]
@@ -191,10 +198,10 @@ class _ChoiceOptions:
     def __init__(self, options: Sequence[str]) -> None:
         self._spelled = {option.casefold(): option for option in options}
         longest_first = sorted(options, key=len, reverse=True)
-        one = rf"(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
-        self._anywhere = re.compile(rf"(?<!\w){one}", re.IGNORECASE)
-        self._here = re.compile(rf"[\s*_`\"'“‘(\[]{{0,8}}({one})", re.IGNORECASE)
-        self._other = re.compile(
+        option = rf"(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
+        self._anywhere = re.compile(rf"(?<!\w){option}", re.IGNORECASE)
+        self._option_here = re.compile(rf"[\s*_`\"'“‘(\[]{{0,8}}({option})", re.IGNORECASE)
+        self._separator = re.compile(
             r"[\s*_`\"'”’)\]]{0,8}(?:,|/|&|\bor\b|\band\b){1,2}\s{0,4}", re.IGNORECASE
         )
 
@@ -203,21 +210,21 @@ class _ChoiceOptions:
 
     def alternatives(self, text: str, start: int) -> tuple[str, ...]:
         """`(B)` or `A or B`, beginning right there."""
-        found: list[str] = []
-        match = self._here.match(text, start)
+        named: list[str] = []
+        match = self._option_here.match(text, start)
         while match:
-            if not found and not self._is_meant(match.group(1), text, match.end()):
+            if not named and not self._is_meant(match.group(1), text, match.end()):
                 return ()
-            found.append(self._spelled[match.group(1).casefold()])
-            other = self._other.match(text, match.end())
-            if other:
-                match = self._here.match(text, other.end())
+            named.append(self._spelled[match.group(1).casefold()])
+            separator = self._separator.match(text, match.end())
+            if separator:
+                match = self._option_here.match(text, separator.end())
             else:
                 match = None
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(named))
 
     def lead(self, line: str) -> str | None:
-        if (match := self._here.match(line.lstrip("-•># "))) is None:
+        if (match := self._option_here.match(line.lstrip("-•># "))) is None:
             return None
         rest = match.string[match.end() :].lstrip("*_`\"'”’")
         signs = ").:]" if len(match.group(1)) == 1 else ").:],;"
@@ -227,19 +234,19 @@ class _ChoiceOptions:
 
     def mentioned(self, text: str) -> tuple[str, ...]:
         meant = (
-            one
-            for one in self._anywhere.finditer(text)
-            if self._is_meant(one.group(), text, one.end())
+            match
+            for match in self._anywhere.finditer(text)
+            if self._is_meant(match.group(), text, match.end())
         )
-        return tuple(dict.fromkeys(self._spelled[one.group().casefold()] for one in meant))
+        return tuple(dict.fromkeys(self._spelled[match.group().casefold()] for match in meant))
 
-    def _is_meant(self, said: str, text: str, end: int) -> bool:
-        if len(said) > 1 or not said.isalpha():
+    def _is_meant(self, option: str, text: str, end: int) -> bool:
+        if len(option) > 1 or not option.isalpha():
             return True
         after = text[end : end + 6]
-        if said.islower():
+        if option.islower():
             return after[:1] in (")", "]")
-        return said not in "AI" or not re.match(r"\s+(?!(?:or|and|is)\b)[a-z]|['’]", after)
+        return option not in "AI" or not re.match(r"\s+(?!(?:or|and|is)\b)[a-z]|['’]", after)
 
 
 def _shown(text: str) -> str:
