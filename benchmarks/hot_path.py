@@ -25,8 +25,9 @@ from skep.config.gateway_messages import GatewaySetup, ReplicaSpec
 from skep.gateway.admission import Admission
 from skep.gateway.proxy import COLLECTED_AFTER, Proxy
 from skep.gateway.request_log import Metrics, RequestAccounting
-from skep.wire.client import _ClientConnection
-from skep.wire.server import HttpServer, ServerConnection
+from skep.wire.client_connection import ClientConnection
+from skep.wire.server import HttpServer
+from skep.wire.server_connection import ServerConnection
 
 ROUNDS = 15
 REQUESTS = 400
@@ -69,7 +70,7 @@ async def main(profile: bool) -> None:
     proxy = Proxy(admission, accounts, GatewaySetup())
     proxy.set_replicas((SPEC,), (), {})
     pool = proxy.pool(SPEC)
-    client = _ClientConnection(pool, asyncio.get_running_loop())
+    client = ClientConnection(pool, asyncio.get_running_loop())
     server = ServerConnection(HttpServer(proxy.handle))
     client.connection_made(Transport())
     server.connection_made(Transport())

@@ -4,7 +4,8 @@ it.
 
 import re
 
-from skep.wire.server import HttpServer, ServerConnection
+from skep.wire.server import HttpServer
+from skep.wire.server_connection import ServerConnection
 from skep.wire.server_request import METHODS
 
 # A strict reading of HTTP/1.1, written for this test: no streaming, no limits, no leniency but the

@@ -6,7 +6,8 @@ import pytest
 from hostile_server import ENOUGH_BYTES, hostile
 from test_client_server import answering, plain_server
 
-from skep.wire.client import HEAD_BYTES, OVERHEAD_BYTES, Pool, WireFailure, fetch, fetch_once
+from skep.wire.client import Pool, WireFailure, fetch, fetch_once
+from skep.wire.client_connection import HEAD_BYTES, OVERHEAD_BYTES
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"

@@ -17,9 +17,9 @@ import pytest
 import uvloop
 from wire_server import echo, hang_up, is_empty, serving, until
 
-from skep.wire.client import unsent_bytes
 from skep.wire.server import within_files
 from skep.wire.server_request import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
+from skep.wire.transport import unsent_bytes
 
 START_LOOP = uvloop.run  # as the gateway runs
 QUICK_S = 0.15

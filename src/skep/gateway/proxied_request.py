@@ -41,7 +41,7 @@ from skep.wire.heads import (
     strip_chunk_headers,
 )
 from skep.wire.openai import json_object, message_of
-from skep.wire.server import ServerConnection
+from skep.wire.server_connection import ServerConnection
 from skep.wire.server_request import ServerRequest
 
 ERROR_STATUSES = frozenset(

@@ -381,23 +381,26 @@ class StreamReader:
         for choice in event.choices or ():
             delta = choice.delta
             if delta is not None:
-                thought = delta.reasoning_content or delta.reasoning
-                if (
-                    delta.content
-                    or thought
-                    or (delta.tool_calls and bytes(delta.tool_calls) not in (b"null", b"[]"))
-                ):
+                if delta.content:
                     self.arrivals.append(at)
-                    if delta.content:
-                        self.text.append(delta.content)
-                    elif thought:
-                        self.reasoning.append(thought)
+                    self.text.append(delta.content)
+                else:
+                    self._take_thought(delta, at)
             elif choice.text:
                 self.arrivals.append(at)
                 self.text.append(choice.text)
             if choice.finish_reason:
                 self.finish_reason = choice.finish_reason
                 self.finished = True
+
+    def _take_thought(self, delta: _Delta, at: float) -> None:
+        """Take a delta without text: of the reasoning, of a tool call, or of neither."""
+        thought = delta.reasoning_content or delta.reasoning
+        if thought:
+            self.arrivals.append(at)
+            self.reasoning.append(thought)
+        elif delta.tool_calls and bytes(delta.tool_calls) not in (b"null", b"[]"):
+            self.arrivals.append(at)
 
     def _odd_event(self, payload: bytes, at: float) -> None:
         """Valid JSON in another form than expected, half a surrogate pair, or no JSON at all."""

@@ -32,36 +32,31 @@ class ServerLimits(msgspec.Struct, frozen=True):
     pipelined_bytes: int = MIB  # their heads and bodies, together with the one being read
     max_connections: int = 10_000  # fewer where the process may not open so many files
     address_share: float = 0.5  # of the connections, for one address of another machine at most
-    head_timeout_s: float = (
-        30.0  # from a request's first byte to the end of its head; also for a new connection
-    )
+    # From a request's first byte to the end of its head; also for a new connection.
+    head_timeout_s: float = 30.0
     body_idle_s: float = 30.0  # without a byte of the body
     request_timeout_s: float = 300.0  # from a request's first byte to its last
     idle_timeout_s: float = 300.0  # of a keep-alive connection between requests
-    write_idle_s: float = (
-        120.0  # an answer is waiting all the while and the client takes less of it than
-    )
-    write_bytes: int = 32 * KIB  # these: nobody reads a token a second, and a slot waits behind it
+    # A client is given up that takes fewer than `write_bytes` of an answer in `write_idle_s`
+    # while more is waiting: nobody reads a token a second, and a slot waits behind it.
+    write_idle_s: float = 120.0
+    write_bytes: int = 32 * KIB
     linger_s: float = 2.0  # after a refusal, for what the client still sends
     sweep_s: float = 0.5
 
     def check_head_size(self, target: bytes, headers: Headers) -> None:
         if len(headers) > self.headers:
             raise InvalidRequest(431, f"the request has more than {self.headers} headers")
-        if (
-            len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
-            > self.head_bytes
-        ):
+        size = len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+        if size > self.head_bytes:
             raise self.head_too_large()
 
     def head_too_large(self) -> InvalidRequest:
         return InvalidRequest(431, f"the request's head is larger than {self.head_bytes} bytes")
 
     def body_too_large(self) -> InvalidRequest:
-        message = (
-            f"the body is larger than {self.body_bytes} bytes; `body_limit` in skep.toml raises it"
-        )
-        return InvalidRequest(413, message)
+        message = f"the body is larger than {self.body_bytes} bytes"
+        return InvalidRequest(413, f"{message}; `body_limit` in skep.toml raises it")
 
 
 class ConnectionStage(Enum):
@@ -82,7 +77,7 @@ class SweepAction(Enum):
 
 
 class ClientTimeouts:
-    """One connection's clocks, asked by the sweep only: the way of a request sets no timer and
+    """One connection's clocks, asked by the sweep only: a request on its way sets no timer and
     reads no clock.
     """
 
@@ -118,47 +113,49 @@ class ClientTimeouts:
         unsent: int,
         taken: int,
     ) -> SweepAction | None:
-        """`message` counts whole requests, `arrived` bytes of the body being read, `left` bytes
-        the client took.
+        """Return what is to be done about the client; None: nothing.
+
+        `message` counts whole requests, `arrived` bytes of the body being read, `unsent` bytes
+        that wait for the client, `taken` bytes that it took.
         """
-        limits = self._limits
-        if unsent == 0:
-            self._taken = taken
-            self._taken_at = now
-        elif now - self._taken_at > limits.write_idle_s:
-            if taken - self._taken < limits.write_bytes:
-                return SweepAction.ABORT
-            self._taken = taken
-            self._taken_at = now
-        if message != self._message or self._stage not in (
-            ConnectionStage.HEAD,
-            ConnectionStage.BODY,
-        ):
+        if self._is_write_stalled(now, unsent=unsent, taken=taken):
+            return SweepAction.ABORT
+        was_in_message = self._stage in (ConnectionStage.HEAD, ConnectionStage.BODY)
+        if message != self._message or not was_in_message:
             self._message_at = now
-        if (
-            stage is not self._stage
-            or message != self._message
-            or arrived != self._arrived
-            or unsent
-        ):
+        has_moved = (
+            stage is not self._stage or message != self._message or arrived != self._arrived
+        )
+        if has_moved or unsent:
             self._since = now
         self._stage = stage
         self._message = message
         self._arrived = arrived
-        waited_s = now - self._since
-        message_s = now - self._message_at
-        match stage:
+        return self._action(waited_s=now - self._since, message_s=now - self._message_at)
+
+    def _is_write_stalled(self, now: float, *, unsent: int, taken: int) -> bool:
+        """Return whether the client takes too little of what waits for it."""
+        limits = self._limits
+        if unsent > 0 and now - self._taken_at <= limits.write_idle_s:
+            return False
+        if unsent > 0 and taken - self._taken < limits.write_bytes:
+            return True
+        self._taken = taken
+        self._taken_at = now
+        return False
+
+    def _action(self, *, waited_s: float, message_s: float) -> SweepAction | None:
+        limits = self._limits
+        head_timeout_s = min(limits.head_timeout_s, limits.request_timeout_s)
+        is_body_late = waited_s > limits.body_idle_s or message_s > limits.request_timeout_s
+        match self._stage:
             case ConnectionStage.NEW if waited_s > limits.head_timeout_s:
                 return SweepAction.CLOSE
             case ConnectionStage.IDLE if waited_s > limits.idle_timeout_s:
                 return SweepAction.CLOSE
-            case ConnectionStage.HEAD if message_s > min(
-                limits.head_timeout_s, limits.request_timeout_s
-            ):
+            case ConnectionStage.HEAD if message_s > head_timeout_s:
                 return SweepAction.TIMED_OUT
-            case ConnectionStage.BODY if (
-                waited_s > limits.body_idle_s or message_s > limits.request_timeout_s
-            ):
+            case ConnectionStage.BODY if is_body_late:
                 return SweepAction.TIMED_OUT
             case ConnectionStage.ENDED if waited_s > limits.linger_s:
                 return SweepAction.ABORT
@@ -187,7 +184,7 @@ _MAX_LENGTH_DIGITS = 19
 
 
 class InvalidRequest(Exception):
-    """Answered with this status, and the connection closed.
+    """A request that is answered with `status` and whose connection is closed.
 
     `answer`: headers and body, where a handler made them.
     """
@@ -206,21 +203,25 @@ class InvalidRequest(Exception):
         self.answer = answer
 
     def to_bytes(self) -> bytes:
-        if self.answer is not None:
-            headers, body = self.answer
-        else:
-            ours = self.status >= 500 and self.status != 501
-            kind = "server_error" if ours else "invalid_request_error"
-            error = {"message": str(self), "type": kind, "param": None, "code": self.code}
-            headers = [
-                (b"content-type", b"application/json"),
-                *([(b"retry-after", b"1")] if ours else []),
-            ]
-            body = json.dumps({"error": error, "source": "gateway"}).encode()
-        lines = lines_of(
-            [*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        )
+        headers, body = self.answer or self._error_answer()
+        length = b"%d" % len(body)
+        lines = lines_of([*headers, (b"content-length", length), (b"connection", b"close")])
         return b"".join((STATUS_LINES[self.status], lines, b"\r\n", body))
+
+    def _error_answer(self) -> tuple[Headers, bytes]:
+        error: dict[str, str | None] = {
+            "message": str(self),
+            "type": "",
+            "param": None,
+            "code": self.code,
+        }
+        headers = [(b"content-type", b"application/json")]
+        if self.status >= 500 and self.status != 501:  # the server's fault
+            error["type"] = "server_error"
+            headers.append((b"retry-after", b"1"))
+        else:
+            error["type"] = "invalid_request_error"
+        return headers, json.dumps({"error": error, "source": "gateway"}).encode()
 
 
 def check_head(
@@ -237,9 +238,7 @@ def check_head(
     if method not in METHODS:
         raise InvalidRequest(501, f"the method {method.decode('latin-1')} is not supported")
     if len(fields) != len(headers):
-        names = [name for name, _ in headers]
-        if twice := [name for name in names if name in _SINGLE and names.count(name) > 1]:
-            raise InvalidRequest(400, f"the header {twice[0].decode('latin-1')} came twice")
+        _check_repeats(headers)
     host = fields.get(b"host")
     if host is None:
         if version == "1.1":
@@ -248,6 +247,20 @@ def check_head(
         raise InvalidRequest(400, "the Host header names no host")
     if target[:1] != b"/" or b"#" in target:
         target = _origin_form(target, host)
+    _check_framing(version, fields, limits)
+    if b"expect" in fields and version == "1.1" and fields[b"expect"].lower() != b"100-continue":
+        raise InvalidRequest(417, "the only supported expectation is 100-continue")
+    return target
+
+
+def _check_repeats(headers: Headers) -> None:
+    names = [name for name, _ in headers]
+    for name in names:
+        if name in _SINGLE and names.count(name) > 1:
+            raise InvalidRequest(400, f"the header {name.decode('latin-1')} came twice")
+
+
+def _check_framing(version: str, fields: dict[bytes, bytes], limits: ServerLimits) -> None:
     length = fields.get(b"content-length")
     if length is not None:
         if not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS:
@@ -259,9 +272,6 @@ def check_head(
             raise InvalidRequest(400, "HTTP/1.0 has no Transfer-Encoding")
         if fields[b"transfer-encoding"].lower() != b"chunked":
             raise InvalidRequest(501, "the only supported Transfer-Encoding is `chunked`")
-    if b"expect" in fields and version == "1.1" and fields[b"expect"].lower() != b"100-continue":
-        raise InvalidRequest(417, "the only supported expectation is 100-continue")
-    return target
 
 
 @lru_cache(maxsize=256)  # clients name the same few hosts again and again
@@ -270,7 +280,7 @@ def _is_host(host: bytes) -> bool:
 
 
 def _origin_form(target: bytes, host: bytes | None) -> bytes:
-    """`http://host/path` for our own host is `/path`; every other form is refused."""
+    """Return the path of `http://host/path` for our own host; refuse every other form."""
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None or b"#" in target:
         raise InvalidRequest(400, "the request's target is not a path")
@@ -294,11 +304,8 @@ class HeldBodies:
     bytes: int = 0
 
     def too_large(self) -> InvalidRequest:
-        message = (
-            f"the bodies of the requests in progress exceed {self.limit} bytes together; try "
-            "again in 1 s"
-        )
-        return InvalidRequest(503, message, code="too_many_bytes")
+        message = f"the bodies of the requests in progress exceed {self.limit} bytes together"
+        return InvalidRequest(503, f"{message}; try again in 1 s", code="too_many_bytes")
 
 
 class RequestConnection(Protocol):
@@ -347,9 +354,8 @@ class ServerRequest(msgspec.Struct, eq=False):
         return None
 
     def count_body(self, size: int) -> bool:
-        """Count so much of its body among what is held.
-
-        False: with it, all bodies together are too large.
+        """Count so much of its body among what is held; return whether all bodies together are
+        small enough.
         """
         if self.bodies is None:
             return True
@@ -358,7 +364,7 @@ class ServerRequest(msgspec.Struct, eq=False):
         return self.bodies.bytes <= self.bodies.limit
 
     def drop_body(self) -> None:
-        """Nobody needs it any more. Repeats have no effect."""
+        """Forget the body, which nobody needs any more. Repeats have no effect."""
         self.body = b""
         self.uncount_body()
 
@@ -372,7 +378,7 @@ class ServerRequest(msgspec.Struct, eq=False):
         self.carrier.finished(self)
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """For who tells the carrier by himself that it is finished.
+        """Send a whole answer; the caller tells the carrier that it is finished.
 
         `lines` are headers, each with its line end.
         """
@@ -386,11 +392,10 @@ class ServerRequest(msgspec.Struct, eq=False):
         self.start_with(status, lines_of(headers), length)
 
     def start_with(self, status: int, lines: bytes, length: int | None) -> None:
-        """Send the head: with a length, together with the first bytes of the body; without one, at
-        once.
+        """Send the head: with a length, together with the first bytes of the body; else at once.
 
-        The body without a length goes out in chunks, or until the close for HTTP/1.0. `lines` are
-        headers, each with its line end."""
+        A body without a length goes out in chunks, with HTTP/1.0 until the connection is closed.
+        `lines` are headers, each with its line end."""
         head = self._head(status, lines, length)
         if length and not self._mute:
             self._held = head
@@ -448,6 +453,9 @@ class ServerRequest(msgspec.Struct, eq=False):
         elif self.version == "1.0":
             framing += b"connection: keep-alive\r\n"
         return b"".join((STATUS_LINES[status], lines, framing, b"\r\n"))
+
+
+Handler = Callable[[ServerRequest], None]
 
 
 def size_of(request: ServerRequest) -> int:

@@ -3,7 +3,7 @@ asked.
 
     {"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 56}}
 
-The values that each kind of checker has and needs are said here, for task files too.
+Which values each kind of checker has and needs stands here, for task files too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _is_texts(value: Any) -> bool:
 
 
 def _is_options(value: Any) -> bool:
-    return _is_texts(value) and len({text.casefold() for text in value}) == len(value) > 1
+    if not _is_texts(value) or len(value) < 2:
+        return False
+    return len({text.casefold() for text in value}) == len(value)
 
 
 def _is_answer(value: Any) -> bool:
@@ -120,26 +122,17 @@ def checker_faults(checker: Any) -> Iterator[str]:
         return
     kind = checker.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        if kind is None:
-            fault = "has no `kind`"
-        else:
-            fault = f"has the unknown kind `{short(kind)}`"
+        fault = "has no `kind`" if kind is None else f"has the unknown kind `{short(kind)}`"
         yield f"`checker` {fault}; {like(str(kind or ''), KINDS)}"
         return
     values = {name: value for name, value in checker.items() if name != "kind"}
     yield from field_faults(values, _NEEDED[kind], _ALLOWED.get(kind, {}), place="checker.")
     options = checker.get("options")
     answer = checker.get("answer")
-    if kind == "choice" and _is_options(options):
-        options_folded = {option.casefold() for option in options or ()}
-    else:
-        options_folded = None
-    if (
-        options_folded is not None
-        and answer is not None
-        and str(answer).casefold() not in options_folded
-    ):
-        yield "`checker.answer` is not one of its options"
+    if kind == "choice" and _is_options(options) and answer is not None:
+        folded_options = {option.casefold() for option in options or ()}
+        if str(answer).casefold() not in folded_options:
+            yield "`checker.answer` is not one of its options"
 
 
 def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
@@ -176,10 +169,8 @@ def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
 def _object(text: str) -> dict[str, Any]:
     """Return the object of a line; ValueError with what is wrong."""
     if len(text) > LONGEST_LINE:
-        raise ValueError(
-            f"it has {len(text)} characters, at most {LONGEST_LINE} are read; is this a "
-            "file of JSON lines?"
-        )
+        length = f"it has {len(text)} characters, at most {LONGEST_LINE} are read"
+        raise ValueError(f"{length}; is this a file of JSON lines?")
     if "\0" in text:
         raise ValueError("it holds a NUL; a bank is text: is this the right file?")
     try:
@@ -198,12 +189,10 @@ def _no_constant(word: str) -> Any:
 
 
 def _item_faults(given: Mapping[str, Any]) -> Iterator[str]:
-    if ("prompt" in given) == ("messages" in given):
-        yield (
-            "it has both `prompt` and `messages`"
-            if "prompt" in given
-            else "it has neither `prompt` nor `messages`"
-        )
+    if "prompt" in given and "messages" in given:
+        yield "it has both `prompt` and `messages`"
+    if "prompt" not in given and "messages" not in given:
+        yield "it has neither `prompt` nor `messages`"
     yield from field_faults(
         {name: value for name, value in given.items() if name != "checker"}, {}, _ITEM
     )

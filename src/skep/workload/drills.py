@@ -20,10 +20,15 @@ from skep.errors import UserError
 from skep.workload.filling import pick, read_data, shuffled
 from skep.workload.items import Checker, Item
 
-WORDS, NAMES, DAYS, MONTHS = (
-    tuple(str(read_data("words.toml")[name]).split())
-    for name in ("words", "names", "days", "months")
-)
+
+def _read_words(name: str) -> tuple[str, ...]:
+    return tuple(str(read_data("words.toml")[name]).split())
+
+
+WORDS = _read_words("words")
+NAMES = _read_words("names")
+DAYS = _read_words("days")
+MONTHS = _read_words("months")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _T = TypeVar("_T")
@@ -42,7 +47,7 @@ class DrillFamily(msgspec.Struct, frozen=True):
     """Tasks of one kind, as `drills.toml` describes them; `maker` draws one."""
 
     name: str
-    says: str | Mapping[str, str]
+    says: str | Mapping[str, str]  # the instruction, of all grades or by grade
     grades: Mapping[int, Sequence[Any]]
     maker: Maker
     tokens: int
@@ -59,13 +64,15 @@ class DrillFamily(msgspec.Struct, frozen=True):
 
 
 def between(rng: Random, low: int, high: int) -> int:
-    """Both ends included."""
-    return low + int(rng.random() * (high - low + 1))
+    """Draw a whole number; both ends are included."""
+    values = high - low + 1
+    return low + int(rng.random() * values)
 
 
 def some(rng: Random, items: Sequence[_T], count: int) -> list[_T]:
-    """Different ones, in any order."""
-    return [items[place] for place in some_numbers(rng, count, 0, len(items) - 1)]
+    """Draw different items, in any order."""
+    places = some_numbers(rng, count, 0, len(items) - 1)
+    return [items[place] for place in places]
 
 
 @cache
@@ -78,7 +85,7 @@ def some_words(rng: Random, count: int, *, longest: int = 99, shortest: int = 1)
 
 
 def some_numbers(rng: Random, count: int, low: int, high: int) -> list[int]:
-    """Different ones."""
+    """Draw different numbers, in any order."""
     drawn: dict[int, None] = {}
     while len(drawn) < count:
         drawn[between(rng, low, high)] = None
@@ -107,7 +114,8 @@ def listed(items: Sequence[object]) -> str:
 
 def _add(rng: Random, _grade: int, count: int, low: int, high: int) -> Drill:
     numbers = [between(rng, low, high) for _ in range(count)]
-    return number(" + ".join(map(str, numbers)) + " = ?", sum(numbers))
+    terms = " + ".join(map(str, numbers))
+    return number(f"{terms} = ?", sum(numbers))
 
 
 def _subtract(rng: Random, _grade: int, low: int, high: int) -> Drill:
@@ -123,13 +131,18 @@ def _multiply(rng: Random, _grade: int, a: int, b: int, c: int, d: int) -> Drill
 
 
 def _larger(rng: Random, grade: int, count: int, low: int, high: int) -> Drill:
+    """Ask for the largest number; in grade 5 for the second largest."""
     numbers = some_numbers(rng, count, low, high)
-    return number(listed(numbers), sorted(numbers)[-2 if grade == 5 else -1])
+    ascending = sorted(numbers)
+    if grade == 5:
+        return number(listed(numbers), ascending[-2])
+    return number(listed(numbers), ascending[-1])
 
 
 def _parity(rng: Random, _grade: int, low: int, high: int) -> Drill:
     value = between(rng, low, high)
-    return choice(f"Is {value} even or odd?", "odd" if value % 2 else "even", "even", "odd")
+    answer = "odd" if value % 2 else "even"
+    return choice(f"Is {value} even or odd?", answer, "even", "odd")
 
 
 def _sequence(rng: Random, grade: int) -> Drill:
@@ -144,13 +157,19 @@ def _sequence(rng: Random, grade: int) -> Drill:
         for place in range(6):
             terms.append(terms[-1] + step + place)
     else:
-        step = (1, pick(rng, (2, 5, 10)), pick(rng, (3, 4, 6, 7, 8, 9)))[grade - 1]
-        start = step * start if grade == 2 else start
+        easy_step = pick(rng, (2, 5, 10))
+        hard_step = pick(rng, (3, 4, 6, 7, 8, 9))
+        step = (1, easy_step, hard_step)[grade - 1]
+        if grade == 2:
+            start = step * start
         terms = [start + step * place for place in range(6)]
     return number(f"{listed(terms[:-1])}, ?", terms[-1])
 
 
 def _rule(rng: Random, grade: int, count: int, highest: int) -> Drill:
+    """Ask to add 1; in grade 4 to keep even numbers, in grade 5 to halve these and add 1 to odd
+    ones.
+    """
     numbers = some_numbers(rng, count, 1, highest)
     if grade == 3:
         results = [value + 1 for value in numbers]
@@ -158,8 +177,14 @@ def _rule(rng: Random, grade: int, count: int, highest: int) -> Drill:
         numbers[0] += numbers[0] % 2  # at least one is even
         results = [value for value in numbers if value % 2 == 0]
     else:
-        results = [value // 2 if value % 2 == 0 else value + 1 for value in numbers]
+        results = [_halved_or_next(value) for value in numbers]
     return exact(listed(numbers), listed(results))
+
+
+def _halved_or_next(value: int) -> int:
+    if value % 2 == 0:
+        return value // 2
+    return value + 1
 
 
 def _trace(rng: Random, grade: int, *lines: str) -> Drill:
@@ -188,11 +213,15 @@ def _upper(rng: Random, _grade: int, count: int) -> Drill:
 
 
 def _pick(rng: Random, grade: int, count: int) -> Drill:
-    """Return the first or the last; later ones by their number, at last from behind."""
+    """Ask for the first or the last word; in higher grades by its number, at last from the end."""
     words = some_words(rng, count)
     ordinals = _DATA["ordinals"]
-    if grade <= 2:
-        place, position = (0, "first") if coin(rng) else (-1, "last")
+    if grade <= 2 and coin(rng):
+        place = 0
+        position = "first"
+    elif grade <= 2:
+        place = -1
+        position = "last"
     elif grade <= 4:
         place = between(rng, 1, len(words) - 2)
         position = ordinals[place]
@@ -209,24 +238,24 @@ def _count_words(rng: Random, _grade: int, low: int, high: int) -> Drill:
 
 
 def _count_letter(rng: Random, _grade: int, max_count: int, length: int) -> Drill:
-    """Return how often a letter occurs: each number as often as the others."""
+    """Ask how often a letter occurs: each number as often as the others."""
     count = between(rng, 1, max_count)
     letter = pick(rng, "aeort")
-    others = [pick(rng, _LETTERS.replace(letter, "")) for _ in range(length - count)]
-    return number(
-        f"How often is {letter} in {''.join(shuffled(rng, [letter] * count + others))}?", count
-    )
+    other_letters = _LETTERS.replace(letter, "")
+    others = [pick(rng, other_letters) for _ in range(length - count)]
+    word = "".join(shuffled(rng, [letter] * count + others))
+    return number(f"How often is {letter} in {word}?", count)
 
 
 def _member(rng: Random, _grade: int, count: int) -> Drill:
-    words = some_words(rng, count + 1)
-    word = pick(rng, words[1:]) if coin(rng) else words[0]
-    return choice(
-        f"{listed(words[1:])}. Is {word} in the list?",
-        "yes" if word in words[1:] else "no",
-        "yes",
-        "no",
-    )
+    absent, *words = some_words(rng, count + 1)
+    if coin(rng):
+        word = pick(rng, words)
+        answer = "yes"
+    else:
+        word = absent
+        answer = "no"
+    return choice(f"{listed(words)}. Is {word} in the list?", answer, "yes", "no")
 
 
 def _reverse(rng: Random, _grade: int, count: int, longest: int = 0) -> Drill:
@@ -243,15 +272,23 @@ def _sort(rng: Random, _grade: int, count: int) -> Drill:
 
 
 def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
-    """Return the next one, then the one before: there are only so many days, and no grade asks
-    what another does.
+    """Ask for the next day or month, in grade 2 for the one before: there are only so many, and no
+    grade asks what another does.
     """
-    names, unit = (DAYS, "day") if coin(rng) else (MONTHS, "month")
+    if coin(rng):
+        names = DAYS
+        unit = "day"
+    else:
+        names = MONTHS
+        unit = "month"
     start = between(rng, 0, len(names) - 1)
     step = between(rng, low, high)
-    back = grade > 1 and (grade == 2 or coin(rng))
-    answer = names[(start - step if back else start + step) % len(names)]
-    where = "before" if back else "after"
+    if grade > 1 and (grade == 2 or coin(rng)):
+        where = "before"
+        answer = names[(start - step) % len(names)]
+    else:
+        where = "after"
+        answer = names[(start + step) % len(names)]
     if step == 1:
         return exact(f"Which {unit} comes {where} {names[start]}?", answer)
     return exact(f"Which {unit} is {step} {unit}s {where} {names[start]}?", answer)
@@ -270,14 +307,11 @@ def _json(rng: Random, grade: int, key_count: int, name_count: int) -> Drill:
     key = pick(rng, keys)
     if grade < 5:
         return number(f"{json.dumps(tables)}\nWhat is the {key} of {name}?", tables[name][key])
-    for place, person in enumerate(
-        shuffled(rng, names)
-    ):  # no two alike, so that one is the largest
-        tables[person][key] = 10 * (place + 1) + between(rng, 0, 9)
-    return exact(
-        f"{json.dumps(tables)}\nWho has the largest {key}?",
-        max(names, key=lambda name: tables[name][key]),
-    )
+    # No two alike, so that one is the largest.
+    for place, person in enumerate(shuffled(rng, names), start=1):
+        tables[person][key] = 10 * place + between(rng, 0, 9)
+    largest = max(names, key=lambda name: tables[name][key])
+    return exact(f"{json.dumps(tables)}\nWho has the largest {key}?", largest)
 
 
 def _edit(rng: Random, grade: int) -> Drill:
@@ -294,20 +328,24 @@ def _edit(rng: Random, grade: int) -> Drill:
 
 def _caesar(rng: Random, _grade: int, shift: int) -> Drill:
     (word,) = some_words(rng, 1, shortest=4, longest=6)
-    return exact(word, "".join(_LETTERS[(_LETTERS.index(letter) + shift) % 26] for letter in word))
+    places = [_LETTERS.index(letter) + shift for letter in word]
+    return exact(word, "".join(_LETTERS[place % 26] for place in places))
 
 
 def _order(rng: Random, grade: int, count: int) -> Drill:
-    """A chain of comparisons, told in any order from grade 3 up."""
-    tallest = grade == 1 or coin(rng)
+    """A chain of comparisons, in any order from grade 3 up."""
+    asks_tallest = grade == 1 or coin(rng)
     names = some(rng, NAMES, count)
-    if tallest and grade <= 2:  # these grades share no question
+    if asks_tallest and grade <= 2:  # these grades share no question
         while sum(map(NAMES.index, names)) % 2 == (grade == 1):
             names = some(rng, NAMES, 2)
     facts = [f"{tall} is taller than {short}." for tall, short in pairwise(names)]
-    facts = facts if grade < 3 else shuffled(rng, facts)
-    superlative, answer = ("tallest", names[0]) if tallest else ("shortest", names[-1])
-    return exact(f"{' '.join(facts)} Who is {superlative}?", answer)
+    if grade >= 3:
+        facts = shuffled(rng, facts)
+    told_facts = " ".join(facts)
+    if asks_tallest:
+        return exact(f"{told_facts} Who is tallest?", names[0])
+    return exact(f"{told_facts} Who is shortest?", names[-1])
 
 
 _DATA = read_data("drills.toml")
@@ -340,9 +378,9 @@ def drills(
     difficulty: int | None = None,
     families: Sequence[DrillFamily] = FAMILIES,
 ) -> list[Item]:
-    """`count` of them; all grades in turn, or of one `difficulty`.
+    """Return `count` drills, of all grades in turn or of one `difficulty`.
 
-    More of them begin with the same ones.
+    A larger count begins with the same drills.
     """
     if difficulty is not None and difficulty not in GRADES:
         raise UserError(
@@ -364,9 +402,9 @@ def drills(
 
 
 def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[Item]:
-    """Each family once before any comes again.
+    """Yield endless items, each family once before any comes again.
 
-    Examples are turns that went before: small models follow those.
+    Examples are earlier turns of the conversation: small models follow those.
     """
     rng = Random(f"drills/{VERSION}/{seed}/{grade}")
     remaining = [family for family in families if grade in family.grades]
@@ -395,9 +433,9 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
 def _new_tasks(
     rng: Random, family: DrillFamily, grade: int, used_questions: set[str]
 ) -> Iterator[Drill]:
-    """Those that were not asked before.
+    """Yield drills whose questions were not used before, and add these.
 
-    After many draws no more: the family has no others, or hardly any.
+    Ends after many draws without one: the family has no others, or hardly any.
     """
     for _ in range(_TRIES):
         task = family.make(rng, grade)
@@ -408,17 +446,18 @@ def _new_tasks(
 
 
 def _examples(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list[Drill]:
-    """Other questions than the one that is asked.
+    """Draw examples with other questions than the task's.
 
-    Choices in equal numbers, so that the examples favour none.
+    Each choice is the answer equally often, so that the examples favour none.
     """
     options = task.checker.values.get("options", ())
     room = {option: _EXAMPLES // len(options) for option in options}
-    drills: list[Drill] = []
-    for new_task in _new_tasks(rng, family, grade, {family.asks(grade, task)["content"]}):
-        if room.get(new_task.answer, 1) > 0:
-            room[new_task.answer] = room.get(new_task.answer, _EXAMPLES) - 1
-            drills.append(new_task)
-        if len(drills) == _EXAMPLES:
+    used_questions = {family.asks(grade, task)["content"]}
+    examples: list[Drill] = []
+    for example in _new_tasks(rng, family, grade, used_questions):
+        if room.get(example.answer, 1) > 0:
+            room[example.answer] = room.get(example.answer, _EXAMPLES) - 1
+            examples.append(example)
+        if len(examples) == _EXAMPLES:
             break
-    return drills
+    return examples

@@ -32,7 +32,7 @@ _WEAK = re.compile(
 
 
 def looks_like_code(text: str) -> bool:
-    """At least one line that only code has, and as many lines of code as others."""
+    """Return whether a line is such as only code has, and at least half of the lines are code."""
     lines = _lines(text)
     strong = sum(1 for line in lines if _STRONG.match(line[:400]))
     weak = sum(1 for line in lines if _WEAK.match(line[:400]))
@@ -40,7 +40,7 @@ def looks_like_code(text: str) -> bool:
 
 
 def code_run(text: str) -> str | None:
-    """The longest run of lines that look like code, without fences.
+    """Return the longest run of lines that look like code, without fences.
 
     The body of a function stays indented.
     """
@@ -122,8 +122,8 @@ class SplitAnswer(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """`language` is in lower case, every spelling of Python is `python`;
-    "" where none is given.
+    """`language` is in lower case, with `python` for every spelling of Python, and "" where none
+    is given.
     """
 
     language: str
@@ -131,8 +131,8 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
-    """Without its thinking: unclosed, that swallows the rest; a closing tag alone means that the
-    prompt opened it.
+    """Separate an answer from its thinking: unclosed, that swallows the rest; a closing tag alone
+    means that the prompt opened it.
     """
     parts: list[str] = []
     thoughts = [_whole(reasoning)] if reasoning else []
@@ -151,10 +151,9 @@ def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
         inside = not closes
     (thoughts if inside else parts).append(text[start:])
     visible_text = "".join(parts)
-    return SplitAnswer(
-        visible_text.strip() if thoughts else visible_text,
-        "\n".join(filter(None, map(str.strip, thoughts))),
-    )
+    if thoughts:
+        visible_text = visible_text.strip()
+    return SplitAnswer(visible_text, "\n".join(filter(None, map(str.strip, thoughts))))
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
@@ -173,8 +172,8 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 def _whole(text: str) -> str:
-    """Halves of characters, which some servers send, cannot be written to a file: made whole, or
-    replaced.
+    """Make halves of characters whole, or replace them: some servers send such, which cannot be
+    written to a file.
     """
     if text.isascii():
         return text
@@ -182,7 +181,9 @@ def _whole(text: str) -> str:
 
 
 def _by_channel(text: str, thoughts: list[str]) -> str:
-    """Return what the final channel said. What comes before any mark was said aloud."""
+    """Return the text of the final channel, to which all text before any mark belongs; add that of
+    other channels to `thoughts`.
+    """
     final_parts: list[str] = []
     channel = "final"
     expects = "message"
@@ -204,7 +205,7 @@ def _by_channel(text: str, thoughts: list[str]) -> str:
 
 
 def code_blocks(text: str) -> list[Block]:
-    """Fenced blocks in order, without the indentation of their opening line.
+    """Return fenced blocks in order, without the indentation of their opening line.
 
     A fence with a language inside an open block begins a new one: the other was never closed.
     """
@@ -240,8 +241,8 @@ def _block(opened: re.Match[str], lines: list[str]) -> Block:
 
 
 def language_of(info: str) -> str:
-    """The first word of what stands behind a fence: `Python3 title="a.py"`, `{.python}`,
-    `py:main.py`, `main.py`.
+    """Return the first word of what stands behind a fence: `Python3 title="a.py"`, `{.python}`,
+    `py:main.py`, `main.py`; every spelling of Python as `python`.
     """
     words = re.split(r"[\s,:;{}=(]+", info.strip()[:200].strip("{}. \t").lower(), maxsplit=1)
     word = words[0].strip(".")

@@ -1,5 +1,5 @@
 """What fills a prompt up to its length: a module of distinct functions, then wishes about the
-answer.
+answer. Knows nothing of who is asked.
 
 The functions and words are data (`words.toml`): `{thing}`, `{things}`, `{field}` and `{number}`
 are filled in; `bug` is a text of the code and what it becomes in the broken version.
@@ -36,10 +36,9 @@ def pick(rng: Random, items: Sequence[_T]) -> _T:
 
 
 def shuffled(rng: Random, items: Sequence[_T]) -> list[_T]:
-    return [
-        item
-        for _, _, item in sorted((rng.random(), place, item) for place, item in enumerate(items))
-    ]
+    ranks = [rng.random() for _ in items]
+    places = sorted(range(len(items)), key=ranks.__getitem__)
+    return [items[place] for place in places]
 
 
 def exponential(rng: Random, mean: float) -> float:
@@ -47,8 +46,8 @@ def exponential(rng: Random, mean: float) -> float:
 
 
 def capped_exponential(rng: Random, mean: float) -> float:
-    """Exponential, never above five times its scale; the scale is set so that the mean is as asked
-    for.
+    """Draw from an exponential distribution that is cut at five times its scale and has this
+    mean.
     """
     scale = mean / (1.0 - math.exp(-5.0))
     return min(exponential(rng, scale), 5.0 * scale)
@@ -67,7 +66,9 @@ class Idea(msgspec.Struct, frozen=True):
 
 
 _DATA = read_data("words.toml")
-TINY, FULL = (msgspec.convert(_DATA[kind], tuple[Idea, ...]) for kind in ("tiny", "full"))
+TINY = msgspec.convert(_DATA["tiny"], tuple[Idea, ...])
+FULL = msgspec.convert(_DATA["full"], tuple[Idea, ...])
+# Each with its plural.
 THINGS = msgspec.convert(
     [pair.split("/") for pair in _DATA["things"].split()], tuple[tuple[str, str], ...]
 )
@@ -117,7 +118,7 @@ def module(rng: Random, measure: Measure, room: int, lead: str) -> str:
 
 
 def functions(rng: Random, measure: Measure, room: int) -> str:
-    """Functions of distinct names, as long as one fits."""
+    """Return functions of distinct names, one more as long as one fits."""
     texts_so_far: list[str] = []
     taken: set[str] = set()
     while True:
@@ -126,9 +127,9 @@ def functions(rng: Random, measure: Measure, room: int) -> str:
             names = draw_names(rng, qualified=True)
             texts = {idea.name.format_map(names): _text(idea, names) for idea in _IDEAS}
             fitting = [
-                candidate
-                for candidate in texts.items()
-                if candidate[0] not in taken and measure(candidate[1]) <= room
+                (name, text)
+                for name, text in texts.items()
+                if name not in taken and measure(text) <= room
             ]
             if not fitting:
                 return "".join(texts_so_far)
@@ -161,8 +162,8 @@ def draw_requirements(
     exact: bool = False,
     earlier_text: str = "",
 ) -> str:
-    """Sentences that fit into the room and are not `said` yet; `exact` fills the rest with a
-    closing word or more.
+    """Return sentences that fit into the room and do not stand in `earlier_text`; `exact` fills
+    the rest with a closing word or more.
     """
     chosen: list[str] = []
     for wish in shuffled(rng, _DATA["wishes"]):
@@ -217,8 +218,8 @@ def pieces_for(
 
 
 def room_for(subject: str, tokens: int, fewest: int, **lengths: Unpack[Lengths]) -> int:
-    """`pieces_for`, refusing what is too short for such a text (`fewest` pieces) or beyond any
-    model.
+    """Return `pieces_for` the tokens; UserError for a text that is too short (`fewest` pieces) or
+    beyond any model.
     """
     room = pieces_for(tokens, **lengths)
     if room < fewest:

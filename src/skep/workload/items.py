@@ -24,17 +24,17 @@ EXECUTED = ("regex", "python", "completion")
 
 
 class Checker(msgspec.Struct, frozen=True):
-    """`values` by kind:
+    """How an answer is checked. `values` by kind, with defaults:
 
-    exact      answer; ignore_case (true)          the answer's last line or its whole text, white
-    space apart choice     answer; options                     the one option that the answer
-    settles on number     answer; tolerance (0)               the last number in the text contains
-    all: list of texts; ignore_case (true) regex      pattern                             searched
-    for, multi-line python     tests: code run after the answer's; entry_point (None); before: code
-    run first; packages: what the
-               answer may import, which must be installed
-    completion prompt, entry_point, tests          HumanEval's form: a body, or the whole function
-    again"""
+    exact      answer; ignore_case (true): the answer's last line or its whole text, white space
+               apart
+    choice     answer; options: the one option that the answer settles on
+    number     answer; tolerance (0): the last number in the text
+    contains   all: list of texts; ignore_case (true)
+    regex      pattern: searched for, multi-line
+    python     tests: code run after the answer's; entry_point (None); before: code run first;
+               packages: what the answer may import, which must be installed
+    completion prompt; entry_point; tests: HumanEval's form, a body or the whole function again"""
 
     kind: str
     values: Mapping[str, Any] = {}
@@ -66,11 +66,9 @@ Demand = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whet
 
 def is_text(value: Any) -> bool:
     """Return whether it is text that is not blank and has no half of a character in it."""
-    return (
-        isinstance(value, str)
-        and bool(value.strip())
-        and not re.search("[\\ud800-\\udfff]", value)
-    )
+    if not isinstance(value, str) or not value.strip():
+        return False
+    return re.search("[\\ud800-\\udfff]", value) is None
 
 
 def whole_number(minimum: int, maximum: float = inf) -> Demand:
@@ -110,8 +108,8 @@ def field_faults(
     for name in given:
         if name not in demands:
             yield f"`{place}{short(name)}` is not known; {like(str(name), sorted(demands))}"
-    for name, (expected, is_it) in demands.items():
-        if name in given and not is_it(given[name]):
+    for name, (expected, is_met) in demands.items():
+        if name in given and not is_met(given[name]):
             yield f"`{place}{name}` must be {expected}, not `{short(given[name])}`"
         elif name in needed and name not in given:
             yield f"`{place}{name}` is missing: {expected}"
@@ -129,5 +127,7 @@ def short(value: Any) -> str:
         text = value
     else:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    text = "".join(character if character.isprintable() else " " for character in text[:61])
-    return f"{text[:60]}…" if len(text) > 60 else text
+    printable = [character if character.isprintable() else " " for character in text[:61]]
+    if len(printable) > 60:
+        return f"{''.join(printable[:60])}…"
+    return "".join(printable)

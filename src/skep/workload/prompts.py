@@ -43,9 +43,8 @@ from skep.workload.filling import (
 Kind = Literal["implement", "test", "fix", "refactor", "document"]
 KINDS: tuple[Kind, ...] = ("implement", "test", "fix", "refactor", "document")
 
-SHORT_CHARACTERS = (
-    155  # system and user message together: about 50 tokens, fewer or more by tokenizer
-)
+# System and user message together: about 50 tokens, fewer or more by tokenizer.
+SHORT_CHARACTERS = 155
 FEWEST_PIECES = 28
 _PIECES_FOR_CODE = 80
 _PIECES_FOR_FULL_IDEAS = 170
@@ -56,9 +55,8 @@ _WITHOUT_CODE: Mapping[Kind, str] = read_data("words.toml")["tasks_without_code"
 _LEAD = "It belongs to this module:"
 _BETWEEN = "\n\n"  # system and user message, as `Prompt.text` joins them
 
-Form = Literal[
-    "bare", "plain", "full"
-]  # without code; a few lines of code; a function or class and its module
+# Without code; a few lines of code; a function or class and its module.
+Form = Literal["bare", "plain", "full"]
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -78,7 +76,7 @@ class Prompt(msgspec.Struct, frozen=True):
 def coding_prompts(
     rng: Random, *, tokens: int | None = None, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
-    """Endless; any five in a row hold each kind. `tokens` None: short ones."""
+    """Yield endless prompts; any five in a row hold each kind. `tokens` None: short ones."""
     if tokens is not None:
         budget, form = token_budget(tokens, **lengths)
     else:
@@ -122,28 +120,35 @@ def compose(
     names = filling.draw_names(rng)
     exact = budget.measure is pieces
     before = (system, _BETWEEN) if exact else (system,)
-    tasks = [_task(kind, idea, names, form) for idea in (FULL if form == "full" else TINY)]
-    user = pick(
-        rng,
-        [task for task in tasks if budget.left(*before, task) >= 0]
-        or [min(tasks, key=budget.measure)],
-    )
+    ideas = FULL if form == "full" else TINY
+    tasks = [_task(kind, idea, names, form) for idea in ideas]
+    fitting = [task for task in tasks if budget.left(*before, task) >= 0]
+    user = pick(rng, fitting or [min(tasks, key=budget.measure)])
     if form == "full":
-        kept_free = _FOR_REQUIREMENTS if exact else 0
-        user += filling.module(rng, budget.measure, budget.left(*before, user) - kept_free, _LEAD)
+        room = budget.left(*before, user)
+        if exact:
+            room -= _FOR_REQUIREMENTS
+        user += filling.module(rng, budget.measure, room, _LEAD)
     glue = " " if form == "bare" else "\n\n"
-    room = budget.left(*before, user) - (budget.measure(glue) if exact else 0)
+    room = budget.left(*before, user)
+    if exact:
+        room -= budget.measure(glue)
     requirements = filling.draw_requirements(rng, names, budget.measure, room, exact=exact)
-    return Prompt(kind, system, f"{user}{glue}{requirements}" if requirements else user), names
+    if requirements:
+        user = f"{user}{glue}{requirements}"
+    return Prompt(kind, system, user), names
 
 
 def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
-    code = (idea.code.replace(*idea.bug, 1) if kind == "fix" else idea.code).format_map(names)
-    code = filling.fenced(code) if form == "full" else code
-    name = idea.name.format_map(names)
-    summary = idea.summary.format_map(names)
-    return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(
-        name=name, summary=summary, code=code
+    code = idea.code
+    if kind == "fix":
+        code = code.replace(*idea.bug, 1)
+    code = code.format_map(names)
+    if form == "full":
+        code = filling.fenced(code)
+    tasks = _WITHOUT_CODE if form == "bare" else _TASKS
+    return tasks[kind].format(
+        name=idea.name.format_map(names), summary=idea.summary.format_map(names), code=code
     )
 
 
@@ -158,8 +163,8 @@ _SHARED_LEAD = "This is what there is so far:"
 def shared_prefix(
     rng: Random, *, tokens: int = 4096, task_tokens: int = 60, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
-    """Endless tasks behind one system message of `tokens` tokens that no other seed has; a
-    template counts as task.
+    """Yield endless tasks behind one system message of `tokens` tokens that no other seed has; a
+    chat template counts as part of the task.
     """
     task_room = room_for("a task", task_tokens, FEWEST_PIECES, **lengths)
     lengths["overhead_tokens"] = 0.0
@@ -176,17 +181,20 @@ def _system(rng: Random, room: int) -> str:
     requirements = filling.draw_requirements(
         rng, filling.draw_names(rng), pieces, free_room, exact=True
     )
-    return f"{text}\n\n{requirements}" if requirements else text
+    if requirements:
+        return f"{text}\n\n{requirements}"
+    return text
 
 
 def _with_system(
     rng: Random, system: str, serial: int, kinds: Sequence[Kind], room: int
 ) -> Prompt:
-    """The task, its own tag first, is the user message: agents part ways at its first token."""
+    """Return a prompt whose user message is the task, its own tag first: agents part ways at its
+    first token.
+    """
     kind = kinds[serial % len(kinds)]
-    return Prompt(
-        kind, system, compose(rng, kind, serial, Budget(pieces, room), form_for(room))[0].text
-    )
+    task, _ = compose(rng, kind, serial, Budget(pieces, room), form_for(room))
+    return Prompt(kind, system, task.text)
 
 
 FEWEST_TURN_PIECES = 12
@@ -230,10 +238,10 @@ def conversations(
     think_s: float = 5.0,
     **lengths: Unpack[Lengths],
 ) -> Iterator[ConversationScript]:
-    """Endless.
+    """Yield endless scripts.
 
-    Think times: exponential with that mean, at most about 5 times it. `tokens_turn`: without
-    template.
+    Think times are exponential with that mean, at most about 5 times it. `tokens_turn` does not
+    count the chat template.
     """
     if not 1 <= turns <= MOST_TURNS:
         raise UserError(
@@ -256,7 +264,7 @@ def conversations(
 
 
 def _further(rng: Random, names: Names, number: int, room: int) -> Iterator[str]:
-    """Each follow-up once before any comes again; then it is about other figures."""
+    """Yield each follow-up once before any comes again; then it is about other figures."""
     leads: list[str] = []
     for _ in range(number):
         if not leads:
@@ -292,15 +300,14 @@ class TokenCalibration(msgspec.Struct, frozen=True):
 
     chars_per_token: float = TYPICAL_CHARS_PER_TOKEN
     overhead_tokens: float = 0.0
-    error: float | None = (
-        None  # median miss of the samples, as a share of their tokens; None: nothing was measured
-    )
+    # Median miss of the samples, as a share of their tokens; None: nothing was measured.
+    error: float | None = None
     worst: float | None = None  # largest miss
     samples: int = 0
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """As whatever makes prompts takes them."""
+        """Return the figures as makers of prompts take them."""
         return {"chars_per_token": self.chars_per_token, "overhead_tokens": self.overhead_tokens}
 
     def tokens(self, text: str) -> float:
@@ -311,8 +318,8 @@ class TokenCalibration(msgspec.Struct, frozen=True):
 def sample_prompts(
     rng: Random, *, tokens: int | None = None, count: int = 12
 ) -> tuple[Prompt, ...]:
-    """To be counted by the engine: around a target if one is given, else of many lengths; none
-    beyond 2000 tokens.
+    """Return prompts that the engine is to count: around a target if one is given, else of many
+    lengths; none beyond 2000 tokens.
     """
     lengths: Sequence[int] = _SPREAD
     if tokens is not None:
@@ -325,7 +332,7 @@ def sample_prompts(
 
 
 def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
-    """By medians: a few wrong counts do no harm.
+    """Calibrate by medians: a few wrong counts do no harm.
 
     Samples of one length do not tell the overhead: it is zero then.
     """
@@ -345,8 +352,8 @@ def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
 
 
 def _line(pairs: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Slope and offset by Theil and Sen's method; pairs far apart say more of the slope, short
-    texts of the offset.
+    """Return slope and offset by Theil and Sen's method; pairs far apart say more of the slope,
+    short texts more of the offset.
     """
     lengths = [x for x, _ in pairs]
     if max(lengths) >= _TELLS_OVERHEAD * min(lengths):
@@ -362,7 +369,7 @@ def _line(pairs: Sequence[tuple[int, int]]) -> tuple[float, float]:
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
-    """Half the weight lies at or below it."""
+    """Return the value at or below which half the weight lies."""
     ordered = sorted(values)
     below = list(accumulate(weight for _, weight in ordered))
     return ordered[bisect_left(below, below[-1] / 2)][0]

@@ -42,16 +42,22 @@ class StatedNumber(NamedTuple):
 
 
 def last_number(text: str) -> StatedNumber | None:
-    """Return the last one in the text, or in its last `\\boxed{}`; None: there is none."""
+    """Return the last number of the last `\\boxed{}`, or of the text; None: there is none."""
     text = _FRACTION.sub(r"\1/\2", text.replace("\u2212", "-").replace("{,}", ","))
     match = _last(_NUMBER, last_boxed(text) or "") or _last(_NUMBER, text)
-    return match and _said(match)
+    if match is None:
+        return None
+    return _stated_number(match)
 
 
 def last_boxed(text: str) -> str | None:
-    """Return how models that were trained on mathematics mark their answer."""
+    """Return what the last `\\boxed{}` holds: so models that were trained on mathematics mark
+    their answer.
+    """
     match = _last(_BOXED, text)
-    return match and match.group(1)
+    if match is None:
+        return None
+    return match.group(1)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -59,8 +65,8 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def value_of(given: Any) -> Decimal | None:
-    """Of an answer in an item: a number, or a text that is one, such as `1/3`;
-    None: it is none.
+    """Return the value of an item's answer: a number, or a text that is one, such as `1/3`; None:
+    it is none.
     """
     if isinstance(given, bool):
         return None
@@ -68,16 +74,19 @@ def value_of(given: Any) -> Decimal | None:
         value = Decimal(repr(given))
         return value if value.is_finite() else None
     match = _NUMBER.fullmatch(str(given).strip().replace("\u2212", "-"))
-    return match and _said(match).value
+    if match is None:
+        return None
+    return _stated_number(match).value
 
 
-def _said(match: re.Match[str]) -> StatedNumber:
+def _stated_number(match: re.Match[str]) -> StatedNumber:
     if match["over"] is not None:  # over zero: not a number, and equal to none
         value = CALM.divide(Decimal(match["over"]), Decimal(match["under"]))
     else:
         digits = _DIVIDERS.sub("", match["whole"] or "0") + (match["part"] or match["bare"] or "")
         value = Decimal(digits + (match["power"] or ""))
-    value = value.copy_negate() if match["sign"] == "-" else value
+    if match["sign"] == "-":
+        value = value.copy_negate()
     return StatedNumber(value, match["percent"] is not None, match.group().strip())
 
 
@@ -108,15 +117,19 @@ def _exact(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     lines = [line for line in _FENCE_LINE.sub("", text).split("\n") if line.strip()]
     if not lines:
         return False, "the answer is empty"
-    plain = _plain(expected, fold)
-    bare = _plain(expected.strip(_EDGES), fold)
     for part in (text, lines[-1]):
         for candidate in (part, _LABEL.sub("", part)):
-            if _plain(candidate, fold) == plain or (
-                bare and _plain(candidate.strip(_EDGES), fold) == bare
-            ):
+            if _is_same(candidate, expected, fold):
                 return True, f"said {_shown(expected)}"
     return False, f"said {_shown(lines[-1])}, not {_shown(expected)}"
+
+
+def _is_same(text: str, expected: str, fold: bool) -> bool:
+    """Return whether two texts are the same but for white space, and for signs around them."""
+    if _plain(text, fold) == _plain(expected, fold):
+        return True
+    bare = _plain(expected.strip(_EDGES), fold)
+    return bare != "" and _plain(text.strip(_EDGES), fold) == bare
 
 
 def _plain(text: str, fold: bool) -> str:
@@ -126,12 +139,12 @@ def _plain(text: str, fold: bool) -> str:
 
 def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     fold = str.casefold if values.get("ignore_case", True) else str
-    missing = [
-        expected for expected in map(str, values["all"]) if fold(expected) not in fold(text)
-    ]
-    return not missing, "all of it is there" if not missing else "not there: " + ", ".join(
-        map(_shown, missing)
-    )
+    text = fold(text)
+    expected_texts = map(str, values["all"])
+    missing = [expected for expected in expected_texts if fold(expected) not in text]
+    if missing:
+        return False, f"not there: {', '.join(map(_shown, missing))}"
+    return True, "all of it is there"
 
 
 def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
@@ -143,56 +156,55 @@ def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     unlike = f"not {_shown(str(values['answer']))}"
     if stated is None:
         return False, f"no number, {unlike}"
+    candidates = [stated.value]
     if stated.percent:
-        candidates = [stated.value, CALM.divide(stated.value, Decimal(100))]
-    else:
-        candidates = [stated.value]
-    right = not stated.value.is_nan() and any(  # `0/0` is none
-        CALM.compare(CALM.abs(CALM.subtract(candidate, value)), tolerance) <= 0
-        for candidate in candidates
-    )
-    return (
-        right,
-        f"said {_shown(stated.text)}" if right else f"said {_shown(stated.text)}, {unlike}",
-    )
+        candidates.append(CALM.divide(stated.value, Decimal(100)))
+    is_number = not stated.value.is_nan()  # `0/0` is none
+    misses = [CALM.abs(CALM.subtract(candidate, value)) for candidate in candidates]
+    if is_number and any(CALM.compare(miss, tolerance) <= 0 for miss in misses):
+        return True, f"said {_shown(stated.text)}"
+    return False, f"said {_shown(stated.text)}, {unlike}"
 
 
 def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     expected = str(values["answer"])
     options = [str(option) for option in values["options"]]
-    if not (settled := settled_on(options, text)):
+    settled = settled_on(options, text)
+    if not settled:
         return False, f"none of the options, not {_shown(expected)}"
     if len(settled) > 1:
         return False, f"settled on nothing: {', '.join(map(_shown, settled[:4]))}"
-    right = settled[0].casefold() == expected.casefold()
-    return right, f"said {_shown(settled[0])}" + ("" if right else f", not {_shown(expected)}")
+    said = f"said {_shown(settled[0])}"
+    if settled[0].casefold() == expected.casefold():
+        return True, said
+    return False, f"{said}, not {_shown(expected)}"
 
 
 def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
-    """Return the options that the text could mean: one; none; or several, where it does not
-    settle.
+    """Return the options that the text may mean: one; none; or several, where it does not settle.
 
     In this order: the whole text, or the last `\\boxed{}`; the last "the answer is ..."; a first
     or last line that begins with an option and a sign, such as `B) Paris`; whatever is mentioned
     at all."""
-    named = _ChoiceOptions(options)
+    choices = _ChoiceOptions(options)
     for whole in (text, last_boxed(text)):
-        if whole and (option := named.is_one(whole)):
+        option = choices.is_one(whole) if whole else None
+        if option:
             return (option,)
-    if stated := [
-        alternatives
-        for match in _STATED.finditer(text)
-        if (alternatives := named.alternatives(text, match.end()))
-    ]:
-        return stated[-1]
+    stated: tuple[str, ...] = ()
+    for match in _STATED.finditer(text):
+        stated = choices.alternatives(text, match.end()) or stated
+    if stated:
+        return stated
     lines = [line for line in text.split("\n") if line.strip(_EDGES)]
-    leads = [option for line in (lines[:1] + lines[-1:]) if (option := named.lead(line))]
-    return tuple(dict.fromkeys(leads)) or named.mentioned(text)
+    leads = [choices.lead(line) for line in (lines[:1] + lines[-1:])]
+    settled = dict.fromkeys(option for option in leads if option)
+    return tuple(settled) or choices.mentioned(text)
 
 
 class _ChoiceOptions:
-    """A letter is looked at twice: a lower-case `a` or the `A` of a sentence is not yet a
-    choice.
+    """Finds options in a text. A letter is looked at twice: a lower-case `a` or the `A` of a
+    sentence is not yet a choice.
     """
 
     def __init__(self, options: Sequence[str]) -> None:
@@ -200,31 +212,33 @@ class _ChoiceOptions:
         longest_first = sorted(options, key=len, reverse=True)
         option = rf"(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
         self._anywhere = re.compile(rf"(?<!\w){option}", re.IGNORECASE)
-        self._option_here = re.compile(rf"[\s*_`\"'“‘(\[]{{0,8}}({option})", re.IGNORECASE)
+        self._at_start = re.compile(rf"[\s*_`\"'“‘(\[]{{0,8}}({option})", re.IGNORECASE)
         self._separator = re.compile(
             r"[\s*_`\"'”’)\]]{0,8}(?:,|/|&|\bor\b|\band\b){1,2}\s{0,4}", re.IGNORECASE
         )
 
     def is_one(self, text: str) -> str | None:
+        """Return the option that the text is, as it is spelled."""
         return self._spelled.get(text.strip(_EDGES + "()[],:;").casefold())
 
     def alternatives(self, text: str, start: int) -> tuple[str, ...]:
-        """`(B)` or `A or B`, beginning right there."""
-        named: list[str] = []
-        match = self._option_here.match(text, start)
+        """Return the options of `(B)` or `A or B`, beginning right there."""
+        options: list[str] = []
+        match = self._at_start.match(text, start)
         while match:
-            if not named and not self._is_meant(match.group(1), text, match.end()):
+            if not options and not self._is_meant(match.group(1), text, match.end()):
                 return ()
-            named.append(self._spelled[match.group(1).casefold()])
+            options.append(self._spelled[match.group(1).casefold()])
             separator = self._separator.match(text, match.end())
-            if separator:
-                match = self._option_here.match(text, separator.end())
-            else:
-                match = None
-        return tuple(dict.fromkeys(named))
+            if separator is None:
+                break
+            match = self._at_start.match(text, separator.end())
+        return tuple(dict.fromkeys(options))
 
     def lead(self, line: str) -> str | None:
-        if (match := self._option_here.match(line.lstrip("-•># "))) is None:
+        """Return the option that a line begins with, where a sign or nothing follows it."""
+        match = self._at_start.match(line.lstrip("-•># "))
+        if match is None:
             return None
         rest = match.string[match.end() :].lstrip("*_`\"'”’")
         signs = ").:]" if len(match.group(1)) == 1 else ").:],;"
@@ -233,14 +247,15 @@ class _ChoiceOptions:
         return None
 
     def mentioned(self, text: str) -> tuple[str, ...]:
-        meant = (
-            match
+        options = [
+            match.group()
             for match in self._anywhere.finditer(text)
             if self._is_meant(match.group(), text, match.end())
-        )
-        return tuple(dict.fromkeys(self._spelled[match.group().casefold()] for match in meant))
+        ]
+        return tuple(dict.fromkeys(self._spelled[option.casefold()] for option in options))
 
     def _is_meant(self, option: str, text: str, end: int) -> bool:
+        """Return whether the option that ends there stands for itself, not for a word."""
         if len(option) > 1 or not option.isalpha():
             return True
         after = text[end : end + 6]
