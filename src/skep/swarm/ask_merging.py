@@ -5,7 +5,7 @@ a merge cannot be used, its answers are kept one after the other under their hea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,10 +62,9 @@ class MergedAnswer:
         """Return the text, and below it the notes on how it was made."""
         if not self.notes:
             return self.text
-        hidden_notes = len(self.notes) - NOTES_SHOWN
-        notes = [f"- {note}" for note in self.notes[:NOTES_SHOWN]] + (
-            [f"- and {hidden_notes} more"] if hidden_notes > 0 else []
-        )
+        notes = [f"- {note}" for note in self.notes[:NOTES_SHOWN]]
+        if len(self.notes) > NOTES_SHOWN:
+            notes.append(f"- and {len(self.notes) - NOTES_SHOWN} more")
         return "\n".join([self.text, "", "---", "How this was made:", *notes]).lstrip("\n")
 
 
@@ -116,46 +115,57 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
     answer = _first(plan, by_id)
     if not answer.complete or plan["reduce"]["how"] != "merge":
         return answer
-    taken = {str(task["id"]) for task in plan["tasks"]}
+    taken_ids = {str(task["id"]) for task in plan["tasks"]}
     level = 1
-    while len(answer.findings) > 1:
-        sizes_in_prompt = [
-            len(finding.text) + len(finding.heading) + MARKS_CHARS for finding in answer.findings
-        ]
-        groups = packed(answer.findings, sizes_in_prompt, sizes.merge_chars)
-        if all(len(group) == 1 for group in groups):
-            answer.notes.append(
-                "the remaining parts do not fit into one merge: they follow one after the other"
-            )
-            break
-        named = [
-            (free_name(f"merge-{level}-{number}", taken), group)
-            for number, group in enumerate(groups, 1)
-        ]
-        missing = [(name, group) for name, group in named if len(group) > 1 and name not in by_id]
-        if missing:
-            answer.complete = False
-            answer.merges = [
-                _merge_task(name, plan["goal"], group, sizes, level) for name, group in missing
-            ]
-            answer.notes.append(f"{len(missing)} merges are not done yet")
-            break
-        answer.findings = [
-            _merged(by_id[name], group, answer.notes) if len(group) > 1 else group[0]
-            for name, group in named
-        ]
+    while len(answer.findings) > 1 and _merge_level(
+        answer, plan["goal"], sizes, level, by_id, taken_ids
+    ):
         level += 1
     return answer
+
+
+def _merge_level(
+    answer: MergedAnswer,
+    goal: str,
+    sizes: Sizes,
+    level: int,
+    by_id: Mapping[str, TaskResult],
+    taken_ids: Container[str],
+) -> bool:
+    """Replace the findings by those of the next level; return whether that could be done."""
+    prompt_sizes = [
+        len(finding.text) + len(finding.heading) + MARKS_CHARS for finding in answer.findings
+    ]
+    groups = packed(answer.findings, prompt_sizes, sizes.merge_chars)
+    if all(len(group) == 1 for group in groups):
+        answer.notes.append(
+            "the remaining parts do not fit into one merge: they follow one after the other"
+        )
+        return False
+    named = [
+        (free_name(f"merge-{level}-{number}", taken_ids), group)
+        for number, group in enumerate(groups, 1)
+    ]
+    missing = [(name, group) for name, group in named if len(group) > 1 and name not in by_id]
+    if missing:
+        answer.complete = False
+        answer.merges = [_merge_task(name, goal, group, sizes, level) for name, group in missing]
+        answer.notes.append(f"{len(missing)} merges are not done yet")
+        return False
+    answer.findings = [
+        _merged(by_id[name], group, answer.notes) if len(group) > 1 else group[0]
+        for name, group in named
+    ]
+    return True
 
 
 def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAnswer:
     """Return the answers of the tasks in the order of the plan, with notes on those that are
     missing or cut.
     """
-    instead = plan.get("made_by") != "orchestrator" and plan.get("why")
-    answer = MergedAnswer(
-        [], [f"split by rule, not by the model: {plan['why']}"] if instead else []
-    )
+    answer = MergedAnswer([], [])
+    if plan.get("made_by") != "orchestrator" and plan.get("why"):
+        answer.notes.append(f"split by rule, not by the model: {plan['why']}")
     tasks = {str(task_plan["id"]): task_plan for task_plan in plan["tasks"]}
     unfinished = 0
     cut = 0
@@ -163,21 +173,19 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAn
         result = by_id.get(name)
         if result is None:
             unfinished += 1
-        elif (
-            result.ending is TaskEnding.DONE and result.answer and (text := result.answer.strip())
-        ):
-            heading = ", ".join(task.get("files") or ()) or " ".join(
-                str(task["objective"]).split()
-            )
+            continue
+        text = (result.answer or "").strip()
+        if result.ending is TaskEnding.DONE and text:
+            files = ", ".join(task.get("files") or ())
+            heading = files or " ".join(str(task["objective"]).split())
             answer.findings.append(PartAnswer(shortened(heading, LONGEST_HEADING), text))
             cut += result.finish_reason == "length"
         else:
             answer.notes.append(f"`{name}` is missing: {result.error or 'its answer is empty'}")
     if cut:
+        cut_answers = "the answer was"
         if len(answer.findings) > 1:
             cut_answers = f"{cut} of {len(answer.findings)} answers were"
-        else:
-            cut_answers = "the answer was"
         answer.notes.append(f"{cut_answers} cut at the limit of tokens; --max-tokens raises it")
     if unfinished:
         answer.complete = False

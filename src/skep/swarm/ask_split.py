@@ -113,7 +113,7 @@ class Sources(msgspec.Struct, frozen=True):
 
 def find_sources(root: Path, patterns: Sequence[str], *, outside: bool = False) -> Sources:
     """Read all files that a pattern names. `**` is any depth of folders; a folder's name stands
-    for all in it.
+    for all that it holds.
 
     `outside`: a pattern may begin in another folder, as in a shell of the user's own. A link that
     leads out of the folder where its pattern begins is never followed.
@@ -134,17 +134,17 @@ def find_sources(root: Path, patterns: Sequence[str], *, outside: bool = False) 
             left_out.append((name, error.message))
     if not texts:
         quoted_patterns = ", ".join(f"`{pattern}`" for pattern in patterns)
+        why = ""
         if left_out:
-            why = f": {left_out[0][0]} is {left_out[0][1]}"
-        else:
-            why = ""
+            name, reason = left_out[0]
+            why = f": {name} is {reason}"
         hint = 'patterns are relative to this folder: "src/**/*.py", in quotes'
         raise UserError(f"{quoted_patterns} matches no text file under {root}{why}", hint=hint)
     return Sources(texts, tuple(left_out))
 
 
 def read_text(root: Path, name: str) -> str:
-    """Raise a UserError that says what the file is where it is no text under the root."""
+    """Return the text of a file; UserError says what it is where it is no text under the root."""
     try:
         path = (root / name).resolve()
         if not path.is_relative_to(root):
@@ -154,11 +154,8 @@ def read_text(root: Path, name: str) -> str:
         if path.stat().st_size > LARGEST_BYTES:
             raise UserError(f"larger than {format_bytes(LARGEST_BYTES)}")
         data = path.read_bytes()
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # RuntimeError: links in a circle; ValueError: a NUL
+    except (OSError, RuntimeError, ValueError) as error:
+        # RuntimeError: links in a circle; ValueError: a NUL.
         raise UserError(f"not readable ({getattr(error, 'strerror', None) or error})") from None
     if b"\0" in data[:_LOOK_BYTES]:
         raise UserError("not text")
@@ -172,32 +169,31 @@ def read_text(root: Path, name: str) -> str:
 
 def _beginning(root: Path, pattern: str, *, outside: bool) -> tuple[Path, PurePosixPath]:
     """Return the folder in which a pattern begins, and the pattern from there on."""
-    pure_posix_path = PurePosixPath(
-        os.path.relpath(pattern, root) if pattern.startswith("/") else pattern
-    )
-    if ".." not in pure_posix_path.parts:
-        return root, pure_posix_path
+    relative = os.path.relpath(pattern, root) if pattern.startswith("/") else pattern
+    path = PurePosixPath(relative)
+    if ".." not in path.parts:
+        return root, path
     if not outside:
         raise UserError(
             f"`{pattern}` leads out of {root}",
             hint="start skep in the folder that the files are in",
         )
-    signs = (place for place, part in enumerate(pure_posix_path.parts) if set("*?[") & set(part))
-    first_sign = next(signs, len(pure_posix_path.parts))
-    if ".." in pure_posix_path.parts[first_sign:]:
+    signs = (place for place, part in enumerate(path.parts) if set("*?[") & set(part))
+    first_sign = next(signs, len(path.parts))
+    if ".." in path.parts[first_sign:]:
         raise UserError(
             f"`{pattern}` has `..` behind a `*`", hint="begin the pattern with the folder itself"
         )
-    folder = root.joinpath(*pure_posix_path.parts[:first_sign]).resolve()
-    rest = PurePosixPath(*pure_posix_path.parts[first_sign:])
+    folder = root.joinpath(*path.parts[:first_sign]).resolve()
+    rest = PurePosixPath(*path.parts[first_sign:])
     if folder.is_dir():
         return folder, rest
     return folder.parent, PurePosixPath(folder.name) / rest
 
 
 def _names(root: Path, pattern: PurePosixPath) -> Iterable[str]:
-    """Yield what a pattern names, relative to the root: hidden files only where it names such,
-    packages never.
+    """Yield the files that a pattern names, relative to the root: hidden ones only where it names
+    such, packages never.
     """
     if (root / pattern).is_dir():
         pattern = pattern / "**" / "*"
@@ -220,8 +216,8 @@ MARGIN = 0.9  # of what fits: other texts have shorter tokens than the sample
 
 
 async def context_of(client: SwarmClient) -> int | None:
-    """Tokens of one conversation, as skep, vLLM (`max_model_len`) or llama.cpp (`/props`) tell it,
-    or None.
+    """Return how many tokens one conversation may have, as skep, vLLM (`max_model_len`) or
+    llama.cpp (`/props`) says; None: none of them does.
     """
     endpoint = client.endpoint
     documents = []
@@ -237,9 +233,8 @@ async def context_of(client: SwarmClient) -> int | None:
         for model in models.get("data") or ()
         if model.get("id") == endpoint.model
     ]
-    if (
-        props.get("model_alias", endpoint.model) == endpoint.model
-    ):  # not another model behind the same gateway
+    # Unless it is another model behind the same gateway.
+    if props.get("model_alias", endpoint.model) == endpoint.model:
         contexts.append((props.get("default_generation_settings") or {}).get("n_ctx"))
     return min(
         (context for context in contexts if type(context) is int and 256 <= context < 10**8),
@@ -248,11 +243,12 @@ async def context_of(client: SwarmClient) -> int | None:
 
 
 async def chars_per_token(client: SwarmClient, texts: list[str]) -> float:
-    """Count on a piece of these very texts, by a request of one token; else guess carefully."""
+    """Return how many characters a token has, counted on a sample of these very texts by a request
+    of one token; else a careful guess.
+    """
     share = max(SAMPLE_CHARS // max(len(texts), 1), LEAST_SAMPLE)
-    sample = "\n".join(text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE])[
-        :SAMPLE_CHARS
-    ]
+    beginnings = [text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE]]
+    sample = "\n".join(beginnings)[:SAMPLE_CHARS]
     if len(sample) < LEAST_SAMPLE:
         return CHARS_PER_TOKEN
     messages = [{"role": "user", "content": sample}]
@@ -266,9 +262,8 @@ UNKNOWN_CONTEXT = 2_048  # tokens; what skep's embedded engine gives a slot unle
 # where the context is unknown
 UNKNOWN_CHUNK = 1_000
 UNKNOWN_ANSWER = 512
-LEAST_ANSWER = (
-    256  # tokens: two paragraphs; of a small context an answer takes no more than an eighth
-)
+# Tokens: two paragraphs; of a small context an answer takes no more than an eighth.
+LEAST_ANSWER = 256
 MOST_CHUNK = 6_000  # models lose details in more, however large their context is
 MOST_ANSWER = 2_048
 PROMPT_TOKENS = 350  # of what stands around the material
@@ -342,17 +337,20 @@ def messages_of(prompt: str, **values: object) -> tuple[dict[str, str], ...]:
 
 
 def material(texts: Iterable[tuple[str, str]]) -> str:
-    """Put named texts between marks; those that one could imitate are bent, so that it cannot end
+    """Return named texts between marks; marks inside of a text are bent, so that it cannot end
     early.
     """
-    bent = ([part.replace("<<<", "‹‹‹").replace(">>>", "›››") for part in text] for text in texts)
-    return "\n\n".join(f"<<< {name}\n{text}\n>>>" for name, text in bent)
+    return "\n\n".join(f"<<< {_bent(name)}\n{_bent(text)}\n>>>" for name, text in texts)
+
+
+def _bent(text: str) -> str:
+    return text.replace("<<<", "‹‹‹").replace(">>>", "›››")
 
 
 def sizes_of(
     context: int | None, per_token: float, *, chunk_tokens: int | None, max_tokens: int | None
 ) -> Sizes:
-    """Say what fits into a context; UserError where nothing would."""
+    """Return what fits into a context; UserError where nothing would."""
     context_tokens = context or UNKNOWN_CONTEXT
     if context is None:
         default_answer = UNKNOWN_ANSWER
@@ -360,9 +358,8 @@ def sizes_of(
         default_answer = min(max(context // 8, LEAST_ANSWER), context // 4)
     answer = max_tokens or min(default_answer, MOST_ANSWER)
     room = context_tokens - answer - PROMPT_TOKENS
-    if (
-        context is None and chunk_tokens is not None
-    ):  # who asks for larger pieces knows of a larger context
+    if context is None and chunk_tokens is not None:
+        # Who asks for larger pieces knows of a larger context.
         room = max(room, chunk_tokens)
     if room < 100:
         hint = "use a smaller --max-tokens"

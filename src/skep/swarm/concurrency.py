@@ -44,6 +44,8 @@ class Phase(Enum):
 
 
 class ConcurrencySearch:
+    """Raises the level while the rate of tokens grows, then holds the best."""
+
     def __init__(self, max_level: int = MOST, *, hint: int | None = None) -> None:
         """`hint`: slots that the server has told of."""
         self.max_level = max_level
@@ -61,52 +63,52 @@ class ConcurrencySearch:
         self._move(level, Phase.HOLD, now)
         self._best = None
 
-    def look(self, look: ConcurrencySample) -> None:
+    def look(self, sample: ConcurrencySample) -> None:
         """Take a sample, about ten times a second."""
         if not self._started:
             self._started = True
-            self._since = look.now
-        if look.waiting == 0 or look.in_flight < self.level:
-            self._window = None  # it is not for want of agents that no more comes
-            if look.waiting == 0:
-                self._since = look.now
-            return
-        if self._window is None:
-            if look.first_s is None:
-                slow = SETTLE_S
-            else:
-                slow = 2.5 * look.first_s
-            has_waited = look.now - self._since >= max(SETTLE_S, slow) and (
-                look.streaming > 0 or look.tokens > 0
-            )
-            if look.streaming >= look.in_flight or has_waited:
-                self._window = (look.now, look.tokens)
-            return
-        begun, before = self._window
-        window_s = look.now - begun
-        window_tokens = look.tokens - before
-        if look.streaming:
-            longest = LONGEST_WINDOW_S
+            self._since = sample.now
+        if sample.waiting == 0:
+            self._since = sample.now
+        if sample.waiting == 0 or sample.in_flight < self.level:
+            self._window = None  # it is not for want of agents that no more tokens arrive
+        elif self._window is None:
+            if self._is_settled(sample):
+                self._window = (sample.now, sample.tokens)
         else:
-            longest = LONGEST_UNSTREAMED_S
-        if look.task_s is None:
-            length = WINDOW_S
-        else:
-            length = max(WINDOW_S, min(look.task_s, longest))
-        if window_s < length or (window_tokens < FEWEST_TOKENS and window_s < LONGEST_WINDOW_S):
+            self._look_at_window(sample, *self._window)
+
+    def _is_settled(self, sample: ConcurrencySample) -> bool:
+        """Return whether the agents that the level has added are streaming, or had the time to."""
+        if sample.streaming >= sample.in_flight:
+            return True
+        settle_s = SETTLE_S
+        if sample.first_s is not None:
+            settle_s = max(SETTLE_S, 2.5 * sample.first_s)
+        has_answers = sample.streaming > 0 or sample.tokens > 0
+        return has_answers and sample.now - self._since >= settle_s
+
+    def _look_at_window(self, sample: ConcurrencySample, begun: float, tokens: int) -> None:
+        """Measure the rate if the window is long enough. `tokens`: by its beginning."""
+        window_s = sample.now - begun
+        window_tokens = sample.tokens - tokens
+        if window_s < _window_length(sample):
             return
-        if window_tokens == 0 and look.streaming == 0 and window_s < LONGEST_UNSTREAMED_S:
-            # nothing can be said of a server that does not stream before something has ended
+        if window_tokens < FEWEST_TOKENS and window_s < LONGEST_WINDOW_S:
             return
-        self._window = (look.now, look.tokens)
-        self._measured(window_tokens / window_s, look.now)
+        is_unstreamed = window_tokens == 0 and sample.streaming == 0
+        if is_unstreamed and window_s < LONGEST_UNSTREAMED_S:
+            return  # of a server that does not stream, nothing is known before an answer has ended
+        self._window = (sample.now, sample.tokens)
+        self._measured(window_tokens / window_s, sample.now)
 
     def _measured(self, rate: float, now: float) -> None:
         best = self._best
         if self.phase is Phase.UP and (best is None or rate > best[1] * (1 + GAIN)):
             self._best = (self.level, rate)
             higher = min(2 * self.level, self.max_level)
-            self._move(higher, Phase.UP if higher > self.level else Phase.HOLD, now)
+            phase = Phase.UP if higher > self.level else Phase.HOLD
+            self._move(higher, phase, now)
         elif best is None:
             self._best = (self.level, rate)
         elif self.phase is Phase.UP:
@@ -138,6 +140,14 @@ class ConcurrencySearch:
         self._held_since = now if phase is Phase.HOLD else None
 
 
+def _window_length(sample: ConcurrencySample) -> float:
+    """Return how long a rate is measured: as long as a task takes, within bounds."""
+    if sample.task_s is None:
+        return WINDOW_S
+    longest = LONGEST_WINDOW_S if sample.streaming else LONGEST_UNSTREAMED_S
+    return max(WINDOW_S, min(sample.task_s, longest))
+
+
 MOST_BACKLOG = 16
 CUT = 0.8
 EPISODE_S = 1.0  # refusals so close together have one cause
@@ -147,7 +157,7 @@ GROWTH = 1.25
 
 
 class EndpointSlots(msgspec.Struct, frozen=True):
-    """The slots that the endpoint tells; None if it tells none."""
+    """How many slots the endpoint says it has; None if it does not say."""
 
     slots: int | None = None
     is_gateway: bool = False
@@ -232,12 +242,12 @@ class ConcurrencyLimit:
         self._recover_s = RECOVER_S
         self._refused_at = None
 
-    def look(self, look: ConcurrencySample) -> None:
+    def look(self, sample: ConcurrencySample) -> None:
         if self._search is not None:
-            self._search.look(look)
-        if self._ceiling is None or look.now - self._raised_at < self._recover_s:
+            self._search.look(sample)
+        if self._ceiling is None or sample.now - self._raised_at < self._recover_s:
             return
-        self._raised_at = look.now
+        self._raised_at = sample.now
         self._ceiling = max(self._ceiling + 1, self._ceiling * GROWTH)
         if self._search is None:
             enough = self._target()

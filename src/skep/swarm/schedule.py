@@ -32,7 +32,7 @@ from skep.wire.openai import ErrorKind, classify_error, wait_s
 
 FIRST_LOOK_S = 0.25
 LONGEST_LOOK_S = 1.0
-DOUBT = 3  # mishaps in a row, after which no more are added to those under way
+DOUBT = 3  # errors in a row, after which no more attempts are added to those under way
 
 
 class ProbeEndpoint(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Outage:
         self.is_away = False
         self.since: float | None = None  # without a good answer
         self.why: str | None = None
-        self.row = 0  # mishaps since the last good answer
+        self.errors_in_row = 0  # since the last good answer
         self._looking = False
         self._look_at: float | None = None
         self._pause_s = FIRST_LOOK_S
@@ -66,33 +66,35 @@ class Outage:
     def wake_at(self) -> float | None:
         return None if self._looking else self._look_at
 
-    def came(
-        self, mishap: ErrorKind | None, error: str | None, now: float, *, answered: bool
+    def attempt_ended(
+        self, error_kind: ErrorKind | None, error: str | None, now: float, *, answered: bool
     ) -> None:
-        """What came of an attempt.
-
-        Any answer to it at all, a rejected one too, shows that the endpoint works.
+        """Learn from an attempt: any answer to it, a rejected one too, shows that the endpoint
+        works.
         """
         if answered:
             self.since = None
             self.why = None
             self.is_away = False
-            self.row = 0
+            self.errors_in_row = 0
             self._pause_s = FIRST_LOOK_S
             if not self._looking:
                 self._look_at = None
             return
-        if mishap is not ErrorKind.TRY:
-            self.row += 1
+        if error_kind is not ErrorKind.TRY:
+            self.errors_in_row += 1
             self.why = error
-            self.since = now if self.since is None else self.since
-        self.is_away = self.is_away or mishap is ErrorKind.AWAY
-        self._refused_key = self._refused_key or mishap is ErrorKind.KEY
-        if mishap in (ErrorKind.TRY, ErrorKind.AWAY, ErrorKind.BROKEN):
+            if self.since is None:
+                self.since = now
+        if error_kind is ErrorKind.AWAY:
+            self.is_away = True
+        if error_kind is ErrorKind.KEY:
+            self._refused_key = True
+        if error_kind in (ErrorKind.TRY, ErrorKind.AWAY, ErrorKind.BROKEN):
             self.doubt(now)
 
     def doubt(self, now: float) -> None:
-        """Is it still there? What is under way goes on meanwhile."""
+        """Have the endpoint probed; what is under way goes on meanwhile."""
         if self._look_at is None:
             self._look_at = now
 
@@ -100,13 +102,15 @@ class Outage:
         self._looking = False
         self._look_at = None
         if why is None:
-            self.since = None if self.is_away else self.since
+            if self.is_away:
+                self.since = None
             self.is_away = False
             self._pause_s = FIRST_LOOK_S
             return
         self.why = why
         self.is_away = True
-        self.since = now if self.since is None else self.since
+        if self.since is None:
+            self.since = now
         self._look_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
 
@@ -132,7 +136,7 @@ SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Send it. `lease` names this attempt while it is under way."""
+    """Send a task. `lease` names this attempt while it is under way."""
 
     lease: int
     task: Task
@@ -145,7 +149,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Break it off; what it still brings is not wanted."""
+    """Break an attempt off, and ignore what still arrives of it."""
 
     lease: int
 
@@ -155,7 +159,7 @@ Action = Start | Cancel | Recorded | ProbeEndpoint | GiveUp
 
 @dataclass(slots=True)
 class Pending:
-    """A task on its way to its result; with what earlier sessions did for it."""
+    """A task without a result, with what was done for it, by earlier sessions too."""
 
     task: Task
     attempts: int = 0  # the number of the last
@@ -163,8 +167,8 @@ class Pending:
     breaks: int = 0
     first_at: float | None = None  # unix seconds
     place: int = 0  # in the input's order
-    row: int = 0  # mishaps of one kind in a row
-    last: ErrorKind | None = None
+    errors_in_row: int = 0  # of the last kind
+    last_error: ErrorKind | None = None
     complaint: str | None = None
 
     @property
@@ -173,20 +177,23 @@ class Pending:
 
 
 class TaskSchedule:
+    """Each task that was added ends with one result, and no more attempts are under way than the
+    limit of a step allows."""
+
     def __init__(
         self,
         pending: Iterable[Pending],
-        order: SwarmRunOptions,
+        options: SwarmRunOptions,
         *,
         session: int,
         epoch: float,
         rng: Random,
     ) -> None:
-        self._order = order
+        self._options = options
         self._session = session
         self._epoch = epoch
         self._rng = rng
-        self.outage = Outage(order.deadline_s)
+        self.outage = Outage(options.deadline_s)
         self.leases: dict[int, Start] = {}
         self._jobs: dict[str, Pending] = {}  # without a result
         self._ready: list[tuple[int, str]] = []  # by place
@@ -200,7 +207,7 @@ class TaskSchedule:
 
     @property
     def is_over(self) -> bool:
-        """Every task has its result."""
+        """Return whether every task has its result."""
         return not self._jobs
 
     @property
@@ -210,11 +217,10 @@ class TaskSchedule:
 
     @property
     def wake_at(self) -> float | None:
-        """When `step` should be asked again, although nothing has happened."""
-        times = [
-            *self._later.values(),
-            *([] if self.outage.wake_at is None else [self.outage.wake_at]),
-        ]
+        """Return when `step` should be called again, although nothing has happened."""
+        times = list(self._later.values())
+        if self.outage.wake_at is not None:
+            times.append(self.outage.wake_at)
         return min(times, default=None)
 
     def add(self, pending: Iterable[Pending]) -> None:
@@ -244,61 +250,58 @@ class TaskSchedule:
         for name in [name for name, at in self._later.items() if at <= now]:
             del self._later[name]
             self._queue(self._jobs[name])
-        if quiet and self.outage.row >= DOUBT:
+        max_in_flight = limit
+        if quiet and self.outage.errors_in_row >= DOUBT:
             max_in_flight = min(limit, max(1, len(self.leases)))
-        else:
-            max_in_flight = limit
-        while len(self.leases) < max_in_flight and (job := self._next()) is not None:
+        while len(self.leases) < max_in_flight:
+            job = self._next()
+            if job is None:
+                break
             actions.append(self._start(job, now))
         return actions
 
     def ended(self, lease_id: int, attempt_result: AttemptResult, now: float) -> list[Action]:
-        """An attempt has ended. One that is not under way any more changes nothing."""
-        if (start := self.leases.pop(lease_id, None)) is None:
+        """Record the end of an attempt. One that is not under way any more changes nothing."""
+        start = self.leases.pop(lease_id, None)
+        if start is None:
             return []
         job = self._jobs[start.task.id]
-        mishap = classify_error(attempt_result.error_kind, attempt_result.status)
+        error_kind = classify_error(attempt_result.error_kind, attempt_result.status)
         rejected = attempt_result.error_kind == REJECTED
-        self.outage.came(
-            mishap,
-            attempt_result.error,
-            now,
-            answered=rejected or mishap in (None, ErrorKind.FINAL),
-        )
-        if mishap in (None, ErrorKind.TRY, ErrorKind.FINAL) or (
-            mishap is ErrorKind.BROKEN and start.blamed
-        ):
+        answered = rejected or error_kind in (None, ErrorKind.FINAL)
+        self.outage.attempt_ended(error_kind, attempt_result.error, now, answered=answered)
+        is_blamed_break = error_kind is ErrorKind.BROKEN and start.blamed
+        if is_blamed_break or error_kind in (None, ErrorKind.TRY, ErrorKind.FINAL):
             job.tries += 1
-        if mishap is None:
+        if error_kind is None:
             return [self._settled(job, start, AttemptOutcome.DONE, attempt_result, now)]
-        job.row = job.row + 1 if job.last is mishap else 1
-        job.last = mishap
-        job.breaks += mishap is ErrorKind.BROKEN
-        if rejected:
-            job.complaint = attempt_result.error
+        if job.last_error is not error_kind:
+            job.errors_in_row = 0
+        job.errors_in_row += 1
+        job.last_error = error_kind
+        if error_kind is ErrorKind.BROKEN:
+            job.breaks += 1
+        outcome = AttemptOutcome.FAILED
         if rejected:
             outcome = AttemptOutcome.REJECTED
-        else:
-            outcome = AttemptOutcome.FAILED
-        if job.tries >= self._order.tries or mishap is ErrorKind.FINAL:
+            job.complaint = attempt_result.error
+        if job.tries >= self._options.tries or error_kind is ErrorKind.FINAL:
             return [self._settled(job, start, outcome, attempt_result, now)]
-        self._later[job.task.id] = now + wait_s(
-            mishap, job.row, self._rng, attempt_result.retry_after_s
-        )
+        pause_s = wait_s(error_kind, job.errors_in_row, self._rng, attempt_result.retry_after_s)
+        self._later[job.task.id] = now + pause_s
         return [Recorded(self._attempt(start, outcome, attempt_result, now))]
 
     def probed(self, why: str | None, now: float) -> list[Action]:
-        """`why` the endpoint is not there, or None.
+        """Take the outcome of a probe: `why` the endpoint is not there, or None.
 
         If it is gone, what is under way there is broken off.
         """
         was_away = self.outage.is_away
         self.outage.probed(why, now)
-        if (
-            why is None and was_away
-        ):  # it is back: those who only waited for that need not wait longer
+        if why is None and was_away:
+            # It is back: tasks that only waited for that need not wait longer.
             for name in self._later:
-                if self._jobs[name].last in (ErrorKind.AWAY, ErrorKind.BROKEN):
+                if self._jobs[name].last_error in (ErrorKind.AWAY, ErrorKind.BROKEN):
                     self._later[name] = now
         if why is None or now - self._heard_at < SILENT_S:
             return []
@@ -311,7 +314,7 @@ class TaskSchedule:
         return actions
 
     def stop(self, now: float) -> list[Action]:
-        """No more: what is under way is broken off, and written down as such."""
+        """Break off what is under way, and record it as cancelled."""
         actions: list[Action] = []
         for lease_id, start in self.leases.items():
             broken_off = self._attempt(start, AttemptOutcome.CANCELLED, AttemptResult(), now)
@@ -322,10 +325,9 @@ class TaskSchedule:
     # Inside
 
     def _next(self) -> Pending | None:
-        """Return one suspect at a time, and the others by place."""
-        if self._suspects and not any(
-            self._jobs[lease.task.id].is_suspect for lease in self.leases.values()
-        ):
+        """Return the next task: a suspect if none is under way, else the first by its place."""
+        started = (self._jobs[start.task.id] for start in self.leases.values())
+        if self._suspects and not any(job.is_suspect for job in started):
             return self._jobs[self._suspects.popleft()]
         if self._ready:
             return self._jobs[heappop(self._ready)[1]]
@@ -338,23 +340,24 @@ class TaskSchedule:
             heappush(self._ready, (job.place, job.task.id))
 
     def _start(self, job: Pending, now: float) -> Start:
-        if job.last is not None:
+        why = Why.FIRST
+        if job.last_error is not None:
             why = Why.RETRY
-        else:
-            why = Why.RESUMED if job.attempts else Why.FIRST
+        elif job.attempts:
+            why = Why.RESUMED
         self._last_lease += 1
         job.attempts += 1
         if job.first_at is None:
             job.first_at = now + self._epoch
-        taken = {lease.agent for lease in self.leases.values()}
+        busy_agents = {start.agent for start in self.leases.values()}
         start = Start(
-            self._last_lease,
-            job.task,
-            job.attempts,
-            next(number for number in count() if number not in taken),
-            why,
-            job.complaint,
-            now,
+            lease=self._last_lease,
+            task=job.task,
+            number=job.attempts,
+            agent=next(number for number in count() if number not in busy_agents),
+            why=why,
+            complaint=job.complaint,
+            started=now,
             blamed=job.is_suspect,
         )
         self.leases[start.lease] = start
@@ -368,16 +371,12 @@ class TaskSchedule:
         attempt_result: AttemptResult,
         now: float,
     ) -> Recorded:
-        """Return the last attempt at a task with the task's result.
-
-        The task is not known any more.
-        """
+        """Forget a task, and return its last attempt with its result."""
         del self._jobs[job.task.id]
         ended_at = now + self._epoch
+        ending = TaskEnding.FAILED
         if outcome is AttemptOutcome.DONE:
             ending = TaskEnding.DONE
-        else:
-            ending = TaskEnding.FAILED
         names = (
             "answer",
             "value",
@@ -389,10 +388,7 @@ class TaskSchedule:
             "replica",
         )
         fields = {name: getattr(attempt_result, name) for name in names}
-        if job.first_at is None:
-            started_at = ended_at
-        else:
-            started_at = job.first_at
+        started_at = ended_at if job.first_at is None else job.first_at
         result = TaskResult(
             job.task.id,
             ending,

@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Never
@@ -35,8 +35,8 @@ SLOW = ("pattern", "patternProperties", "uniqueItems")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """UserError for what is no JSON schema of its draft (2020-12 unless told), or refers to what
-    is not there.
+    """Raise UserError for what is no JSON schema of its draft (2020-12 unless it names one), or
+    refers to what is not there.
     """
     if (fault := schema_fault(schema)) is not None:
         raise UserError(
@@ -46,16 +46,17 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def schema_fault(schema: Any) -> str | None:
-    """In one line; None: it is sound."""
+    """Return what is wrong with a schema, in one line; None: it is sound."""
     from jsonschema.exceptions import SchemaError
 
     if not isinstance(schema, Mapping):
         return f"a schema is an object, not {_shown(schema)}"
     named_draft = schema.get("$schema")
-    validator = _validator_class({} if named_draft is None else {"$schema": str(named_draft)})
-    if named_draft is not None and str(named_draft).rstrip("#") != str(
-        validator.META_SCHEMA["$schema"]
-    ).rstrip("#"):
+    validator = _validator_class({})
+    if named_draft is not None:
+        validator = _validator_class({"$schema": str(named_draft)})
+    draft = str(validator.META_SCHEMA["$schema"])
+    if named_draft is not None and str(named_draft).rstrip("#") != draft.rstrip("#"):
         fault = f"`$schema` is {_shown(named_draft)}, which is not a draft of JSON Schema"
         return f"{fault}; leave it out for {DRAFT}"
     try:
@@ -71,7 +72,7 @@ def schema_fault(schema: Any) -> str | None:
 
 
 def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
-    """Where the value is not as the schema says, in one line; None: it is.
+    """Return where the value is not as the schema says, in one line; None: it is.
 
     May take for ever: see `may_be_slow`.
     """
@@ -83,18 +84,17 @@ def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
         errors = list(islice(checker.iter_errors(value), MOST_TOLD + 1))
     except RecursionError:
         return "the value or its schema refers to itself without end"
-    except (
-        Exception
-    ) as error:  # of the library: a schema that was sound by itself and is not with this value
+    except Exception as error:
+        # Of the library: a schema that was sound by itself and is not with this value.
         return one_line(f"the schema cannot be applied to it: {type(error).__name__}: {error}")
     causes = [best_match([fault]) for fault in errors[:MOST_TOLD]]
     words = [
         one_line(f"{cause.json_path}: {cause.message}", LONGEST // len(causes)) for cause in causes
     ]
-    return (
-        "; ".join([*dict.fromkeys(words), *(["and more"] if len(errors) > MOST_TOLD else [])])
-        or None
-    )
+    faults = [*dict.fromkeys(words)]
+    if len(errors) > MOST_TOLD:
+        faults.append("and more")
+    return "; ".join(faults) or None
 
 
 def may_be_slow(schema: Mapping[str, Any]) -> bool:
@@ -104,13 +104,12 @@ def may_be_slow(schema: Mapping[str, Any]) -> bool:
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:
-    """Long ones lose their middle: what is wrong is said at the end,
-    where it is at the beginning.
+    """Return a text in one line; a long one loses its middle, since where a fault is stands at the
+    beginning and what is wrong at the end.
     """
-    printable = "".join(
-        character if character.isprintable() else " "
-        for character in (text if len(text) < 10_000 else _cut(text, 10_000))
-    )
+    if len(text) >= 10_000:
+        text = _cut(text, 10_000)
+    printable = "".join(character if character.isprintable() else " " for character in text)
     return _cut(" ".join(printable.split()), longest)
 
 
@@ -145,23 +144,23 @@ def _dangling(schema: Mapping[str, Any]) -> str | None:
         try:
             resolver.lookup(target)
         except Unresolvable:
-            why = (
-                "nothing is there"
-                if target.startswith("#")
-                else "not in the schema, and nothing is fetched"
-            )
+            why = "not in the schema, and nothing is fetched"
+            if target.startswith("#"):
+                why = "nothing is there"
             return f"`$ref` to {_shown(target)}: {why}"
     return None
 
 
 def _references(part: Any) -> Iterator[str]:
+    inner_parts: Iterable[Any] = ()
     if isinstance(part, Mapping):
-        yield from [
-            part[word] for word in ("$ref", "$dynamicRef") if isinstance(part.get(word), str)
-        ]
-    for inner in (
-        part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
-    ):
+        for word in ("$ref", "$dynamicRef"):
+            if isinstance(part.get(word), str):
+                yield part[word]
+        inner_parts = part.values()
+    elif isinstance(part, list):
+        inner_parts = part
+    for inner in inner_parts:
         yield from _references(inner)
 
 
@@ -178,11 +177,12 @@ _OPENING = re.compile(r"[\s`]*+(?>(?:json)?)\s*+[{\[\"]", re.IGNORECASE)
 
 
 class NotJson(ValueError):
-    """In words that a model can be given back."""
+    """Why a text is no JSON, in words that a model can be given back."""
 
 
 def parse(text: str, *, once: bool = False) -> Any:
-    """Strictly: no NaN, nothing endless, no half characters; else NotJson.
+    """Return the value of a JSON text; NotJson for NaN, numbers without end and half characters
+    too.
 
     `once`: a key twice is a fault too.
     """
@@ -208,9 +208,10 @@ def _fault_words(error: ValueError) -> str:
 
 
 def values_in(text: str) -> list[Any]:
-    """The whole text; else fenced blocks; else what begins with a brace or bracket and is whole.
+    """Return the JSON values of an answer: the whole text; else those of fenced blocks, then those
+    that begin with a brace or bracket and are whole.
 
-    None: `why_none`.
+    If there are none, `why_none` says why.
     """
     text = text[:LONGEST_TEXT].strip()
     with suppress(NotJson):
@@ -241,9 +242,7 @@ def why_none(text: str) -> str:
 
 
 def _amid(text: str) -> Iterator[Any]:
-    """Values that begin somewhere in the text; what lies inside of one that was found is part of
-    it.
-    """
+    """Yield values that begin somewhere in the text; what lies inside of one is a part of it."""
     at = read = 0
     for _ in range(MOST_STARTS):
         start = _START.search(text, at)

@@ -1,4 +1,4 @@
-"""The account of a run, derived from the journal's rows alone. Knows no clock: `now` is told."""
+"""The account of a run, derived from the journal's rows alone. Knows no clock: `now` is given."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SessionSpan(msgspec.Struct, frozen=True):
 class Account(msgspec.Struct, frozen=True):
     """One run in figures.
 
-    Tokens are those that were told: `tokens_unknown` done tasks came without.
+    Tokens are those that the endpoint counted: `tokens_unknown` tasks ended without a count.
     """
 
     run: str
@@ -106,34 +106,40 @@ def spans_of(
     now: float,
     finished: bool,
 ) -> list[SessionSpan]:
-    """`finished`: what came after the last attempt is not counted.
+    """Return when each session worked on the tasks.
 
-    One that vanished worked until its last row.
+    `finished`: what came after the last attempt is not counted. A session whose process vanished
+    worked until its last row.
     """
-    written: dict[int, float] = {}  # by session, the last thing
-    moments = [(attempt.session, attempt.ended_at) for attempt in attempts] + [
-        (session, at) for session, _, at, _ in facts
-    ]
-    for session, at in moments:
-        written[session] = max(written.get(session, 0.0), at)
-    last = max((attempt.ended_at for attempt in attempts), default=None)
+    last_row_at: dict[int, float] = {}  # by session
+    rows = [(attempt.session, attempt.ended_at) for attempt in attempts]
+    rows += [(session, at) for session, _, at, _ in facts]
+    for number, at in rows:
+        last_row_at[number] = max(last_row_at.get(number, 0.0), at)
+    last_attempt_at = max((attempt.ended_at for attempt in attempts), default=None)
     spans: list[SessionSpan] = []
-    for one in sessions:
-        end = one.ended_at
+    for session in sessions:
+        end = session.ended_at
         if end is None:
-            end = now if one.alive else written.get(one.number, 0.0)
-        if finished and last is not None:
-            end = min(end, last)
-        end = max(end, one.started_at)
+            end = now if session.alive else last_row_at.get(session.number, 0.0)
+        if finished and last_attempt_at is not None:
+            end = min(end, last_attempt_at)
         spans.append(
-            SessionSpan(one.number, one.started_at, end, one.outcome, one.alive, one.error)
+            SessionSpan(
+                session=session.number,
+                started_at=session.started_at,
+                ended_at=max(end, session.started_at),
+                outcome=session.outcome,
+                alive=session.alive,
+                error=session.error,
+            )
         )
     return spans
 
 
 def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
-    """From each word that the endpoint is down to the word that it is back, or to the end of the
-    session.
+    """Return the times from each fact that the endpoint is down to the fact that it is back, or to
+    the end of the session.
     """
     downs: list[Down] = []
     for span in spans:
@@ -143,9 +149,8 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
             if not fact.get("up", True):
                 began = began or (at, str(fact.get("why") or "") or None)
             elif began is not None:
-                downs.append(
-                    Down(span.session, began[0], max(min(at, span.ended_at), began[0]), began[1])
-                )
+                ended_at = max(min(at, span.ended_at), began[0])
+                downs.append(Down(span.session, began[0], ended_at, began[1]))
                 began = None
         if began is not None and span.ended_at > began[0]:
             downs.append(Down(span.session, began[0], span.ended_at, began[1]))
@@ -214,53 +219,78 @@ def _account(
     results: Sequence[TaskResult],
 ) -> Account:
     done = [result for result in results if result.ending is TaskEnding.DONE]
-    wasted = [attempt for attempt in attempts if attempt.outcome is not AttemptOutcome.DONE]
-    counts = run.counts
-    wall_s = sum(span.seconds for span in spans) if spans else None
-    output = _told(result.output_tokens for result in done)
-    errors = [
-        attempt.error_kind or str(attempt.outcome)
-        for attempt in wasted
-        if attempt.outcome in _ERRORS
-    ]
     counted = [attempt for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
-    first = [
-        max(0.0, attempt.first_token_at - attempt.started_at)
-        for attempt in counted
-        if attempt.first_token_at
-    ]
-    busy_s = sum(max(0.0, attempt.ended_at - attempt.started_at) for attempt in attempts)
+    wasted = [attempt for attempt in attempts if attempt.outcome is not AttemptOutcome.DONE]
+    wall_s = sum(span.seconds for span in spans) if spans else None
+    output_tokens = _sum_known(result.output_tokens for result in done)
+    effective_tok_s = None
+    agents_mean = None
+    if wall_s and output_tokens is not None:
+        effective_tok_s = output_tokens / wall_s
+    if wall_s and attempts:
+        agents_mean = sum(_seconds_of(attempt) for attempt in attempts) / wall_s
     return Account(
         run=run.id,
-        **{
-            name: getattr(run, name)
-            for name in ("kind", "name", "state", "url", "model", "simulated")
-        },
-        **{name: getattr(counts, name) for name in ("done", "failed", "left")},
-        tasks=counts.total,
-        retried=sum(many > 1 for many in Counter(attempt.task for attempt in attempts).values()),
+        kind=run.kind,
+        name=run.name,
+        state=run.state,
+        url=run.url,
+        model=run.model,
+        simulated=run.simulated,
+        tasks=run.counts.total,
+        done=run.counts.done,
+        failed=run.counts.failed,
+        left=run.counts.left,
+        retried=_count_retried(attempts),
         attempts=len(attempts),
         wasted=len(wasted),
-        prompt_tokens=_told(result.prompt_tokens for result in done),
-        output_tokens=output,
-        wasted_output_tokens=_told(attempt.output_tokens for attempt in wasted),
+        prompt_tokens=_sum_known(result.prompt_tokens for result in done),
+        output_tokens=output_tokens,
+        wasted_output_tokens=_sum_known(attempt.output_tokens for attempt in wasted),
         tokens_unknown=sum(result.output_tokens is None for result in done),
         truncated=sum(result.finish_reason == "length" for result in done),
         sessions=len(spans),
         wall_s=wall_s,
         down_s=sum(down.ended_at - down.started_at for down in downs),
-        effective_tok_s=output / wall_s if output is not None and wall_s else None,
-        task_s=percentiles(
-            [max(0.0, attempt.ended_at - attempt.started_at) for attempt in counted]
-        ),
-        ttft_s=percentiles(first),
-        agents_mean=busy_s / wall_s if wall_s and attempts else None,
+        effective_tok_s=effective_tok_s,
+        task_s=percentiles([_seconds_of(attempt) for attempt in counted]),
+        ttft_s=percentiles(_first_token_times(counted)),
+        agents_mean=agents_mean,
         agents_max=max((attempt.agent + 1 for attempt in attempts), default=0),
-        errors=tuple(Counter(errors).most_common()),
+        errors=_count_errors(wasted),
     )
 
 
-def _told(values: Iterable[int | None]) -> int | None:
-    """The sum of those that are known; None where none is."""
+def _seconds_of(attempt: Attempt) -> float:
+    return max(0.0, attempt.ended_at - attempt.started_at)
+
+
+def _first_token_times(attempts: Sequence[Attempt]) -> list[float]:
+    """Return how long each attempt waited for its first token, where that is known."""
+    return [
+        max(0.0, attempt.first_token_at - attempt.started_at)
+        for attempt in attempts
+        if attempt.first_token_at
+    ]
+
+
+def _count_retried(attempts: Sequence[Attempt]) -> int:
+    """Return how many tasks were tried more than once."""
+    attempts_by_task = Counter(attempt.task for attempt in attempts)
+    return sum(count > 1 for count in attempts_by_task.values())
+
+
+def _count_errors(attempts: Sequence[Attempt]) -> tuple[tuple[str, int], ...]:
+    """Return how often each kind of error came, the most frequent first."""
+    kinds = Counter(
+        attempt.error_kind or str(attempt.outcome)
+        for attempt in attempts
+        if attempt.outcome in _ERRORS
+    )
+    return tuple(kinds.most_common())
+
+
+def _sum_known(values: Iterable[int | None]) -> int | None:
+    """Return the sum of those that are known; None where none is."""
     known_values = [value for value in values if value is not None]
     return sum(known_values) if known_values else None

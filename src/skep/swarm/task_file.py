@@ -41,28 +41,32 @@ class Template(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(name for _, name in self.parts if name is not None))
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """KeyError where a value is missing. Numbers, lists and objects are written as JSON."""
-        written = {}
+        """Return the prompt; KeyError where a value is missing.
+
+        Numbers, lists and objects are written as JSON.
+        """
+        written: dict[str | None, str] = {None: ""}
         for name in self.names:
             value = values[name]
-            is_json = value is None or isinstance(value, int | float | dict | list | tuple)
-            written[name] = (
-                json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
-            )
-        return "".join(text + ("" if name is None else written[name]) for text, name in self.parts)
+            if value is None or isinstance(value, int | float | dict | list | tuple):
+                written[name] = json.dumps(value, ensure_ascii=False, default=str)
+            else:
+                written[name] = str(value)
+        return "".join(text + written[name] for text, name in self.parts)
 
     def missing(self, names: Iterable[str]) -> str | None:
-        """Return what it asks for and is not among these, in words; None: all of it is."""
+        """Return in words which of the template's names are not among these; None: all are."""
         given = list(names)
         missing = ", ".join(f"`{{{name}}}`" for name in self.names if name not in given)
-        named = ", ".join(f"`{shortened(name, 60)}`" for name in given if name)
-        if missing:
-            return f"the template asks for {missing}; known: {shortened(named, 600) or 'nothing'}"
-        return None
+        if not missing:
+            return None
+        given_text = ", ".join(f"`{shortened(name, 60)}`" for name in given if name)
+        known = shortened(given_text, 600) or "nothing"
+        return f"the template asks for {missing}; known: {known}"
 
 
 def parse_template(text: str) -> Template:
-    """UserError for what is no template."""
+    """Return the template; UserError for a text that is none."""
     try:
         fields = list(Formatter().parse(text))
     except ValueError as error:
@@ -127,8 +131,11 @@ def _is_free(extra: Mapping[str, Any]) -> bool:
     return not any(name in RESERVED for name in extra)
 
 
+_SETTINGS = ("max_tokens", "temperature", "extra")
+
+
 class TaskDefaults(TypedDict, total=False):
-    """For tasks that do not say otherwise."""
+    """What holds for tasks that do not say otherwise."""
 
     system: str | None
     schema: Mapping[str, Any] | None
@@ -164,35 +171,36 @@ class TaskForm:
             raise UserError(fault)
 
     def task(self, document: Any, default_id: str) -> Task:
-        """Faulty where it is none."""
+        """Return the task that a document describes, or raise Faulty."""
         if isinstance(document, str):
             document = {"prompt": document}
         if not isinstance(document, Mapping):
             raise Faulty(f"a task is an object such as {_LOOKS}, not `{short(document)}`")
-        fields = {name: value for name, value in document.items() if value is not None}
-        if self.template is not None and "prompt" not in document and "messages" not in document:
-            if (missing := self.template.missing(document)) is not None:
-                raise Faulty(missing)
-            fields = {name: value for name, value in fields.items() if name in FIELDS}
-            fields["prompt"] = self.template.fill(document)
-        if faults := _first_faults(self._faults(fields)) or _first_faults(_message_faults(fields)):
+        fields = self._filled_in(document)
+        faults = _first_faults(self._faults(fields)) or _first_faults(_message_faults(fields))
+        if faults:
             raise Faulty(*faults)
         fields = {**self._defaults, **fields}
-        messages = [dict(message) for message in fields.get("messages", ())]
-        messages = messages or [{"role": "user", "content": fields["prompt"]}]
-        if fields.get("system") and not any(
-            message["role"] in ("system", "developer") for message in messages
-        ):
-            messages.insert(0, {"role": "system", "content": fields["system"]})
-        settings = {
-            name: fields[name] for name in ("max_tokens", "temperature", "extra") if name in fields
-        }
-        settings |= {
-            name: self._check_once(name, fields[name])[0]
-            for name in ("schema", "checker")
-            if name in fields
-        }
-        return Task(id=str(fields.get("id", default_id)), messages=tuple(messages), **settings)
+        settings = {name: fields[name] for name in _SETTINGS if name in fields}
+        for name in ("schema", "checker"):
+            if name in fields:
+                settings[name], _ = self._check_once(name, fields[name])
+        task_id = str(fields.get("id", default_id))
+        return Task(id=task_id, messages=_messages_of(fields), **settings)
+
+    def _filled_in(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that the document has, with the template's prompt where it has none
+        of its own.
+        """
+        fields = {name: value for name, value in document.items() if value is not None}
+        if self.template is None or "prompt" in document or "messages" in document:
+            return fields
+        missing = self.template.missing(document)
+        if missing is not None:
+            raise Faulty(missing)
+        fields = {name: value for name, value in fields.items() if name in FIELDS}
+        fields["prompt"] = self.template.fill(document)
+        return fields
 
     def _faults(self, fields: Mapping[str, Any]) -> Iterator[str]:
         yield from field_faults(fields, {}, FIELDS)
@@ -216,22 +224,33 @@ class TaskForm:
         return self._checked[key]
 
 
+def _messages_of(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    messages = [dict(message) for message in fields.get("messages", ())]
+    if not messages:
+        messages = [{"role": "user", "content": fields["prompt"]}]
+    has_system = any(message["role"] in ("system", "developer") for message in messages)
+    if fields.get("system") and not has_system:
+        messages.insert(0, {"role": "system", "content": fields["system"]})
+    return tuple(messages)
+
+
 def _first_faults(faults: Iterable[str]) -> tuple[str, ...]:
     return tuple(islice(faults, MOST_OF_TASK))
 
 
 def _message_faults(fields: Mapping[str, Any]) -> Iterator[str]:
-    if ("prompt" in fields) is ("messages" in fields):
-        given = "`prompt` and `messages` are both given: give one of them"
-        yield given if "prompt" in fields else "neither `prompt` nor `messages` is given"
+    if "prompt" in fields and "messages" in fields:
+        yield "`prompt` and `messages` are both given: give one of them"
+    if "prompt" not in fields and "messages" not in fields:
+        yield "neither `prompt` nor `messages` is given"
     messages = fields.get("messages")
-    for place, message in enumerate(messages if isinstance(messages, list | tuple) else ()):
-        role, content = (
-            (message.get("role"), message.get("content"))
-            if isinstance(message, Mapping)
-            else (None, None)
-        )
-        calls = role == "assistant" and (message.get("tool_calls") or message.get("function_call"))
+    if not isinstance(messages, list | tuple):
+        return
+    for place, message in enumerate(messages):
+        given = message if isinstance(message, Mapping) else {}
+        role = given.get("role")
+        content = given.get("content")
+        calls = role == "assistant" and (given.get("tool_calls") or given.get("function_call"))
         if role not in ROLES:
             yield (
                 f"`messages[{place}].role` must be one of {', '.join(ROLES)}, not `{short(role)}`"
@@ -243,15 +262,12 @@ def _message_faults(fields: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-Rows = Iterable[
-    tuple[int, Any]
-]  # line and document; a `Faulty` stands for a document that could not be read
+# Line and document; a `Faulty` stands for a document that could not be read.
+Rows = Iterable[tuple[int, Any]]
 
 
 def _lines_in(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines without what surrounds them, one at a time; blank ones are left out, and
-    counted.
-    """
+    """Yield lines with their numbers, without white space around them; blank ones are left out."""
     number = begin = 0
     while begin <= len(text):
         number += 1
@@ -276,7 +292,7 @@ def _json_rows(text: str) -> Rows:
 
 
 def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
-    """UserError where the columns are not those that the template asks for.
+    """Yield the rows; UserError where the columns are not those that the template asks for.
 
     A quoted field may hold line ends.
     """
@@ -311,10 +327,9 @@ def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
 def _check_columns(columns: list[str], name: str, line: int, template: Template | None) -> None:
     if not any(columns):
         raise UserError(f"{name} is empty", hint="the first row of a CSV file names its columns")
-    if (
-        twice := next((column for column in columns if columns.count(column) > 1), None)
-    ) is not None:
-        raise UserError(f"{name}, line {line}: the column `{twice}` appears twice")
+    for column in columns:
+        if columns.count(column) > 1:
+            raise UserError(f"{name}, line {line}: the column `{column}` appears twice")
     if template is None and "prompt" not in columns:
         named = ", ".join(f"`{column}`" for column in columns[:12])
         hint = "say how a row becomes a prompt: --template 'Summarise {title}: {text}'"
@@ -334,8 +349,9 @@ def read_tasks(
     stdin: BinaryIO | None = None,
     **defaults: Unpack[TaskDefaults],
 ) -> list[Task]:
-    """`path`: `-` is stdin. A `.csv` file has columns, a `.txt` file a prompt a line; others are
-    JSON Lines.
+    """Return the tasks of a file; `-` is stdin.
+
+    A `.csv` file has columns, a `.txt` file a prompt a line; others are JSON Lines.
     """
     piped = str(path) == "-"
     name = "stdin" if piped else str(path)
@@ -361,25 +377,20 @@ def read_tasks(
 def tasks_of(
     documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[TaskDefaults]
 ) -> list[Task]:
-    """Of JSON that came another way: a list of objects as a JSONL line has them, or of plain
-    prompts.
-    """
+    """Return the tasks of a list of objects as a JSONL line has them, or of plain prompts."""
     rows: list[tuple[int, Any]] = []
     for number, document in enumerate(documents, 1):
         try:
             rows.append((number, parse(json.dumps(document, allow_nan=False))))
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:  # what Python takes, not JSON: NaN, sets, circles
+        except (TypeError, ValueError, RecursionError) as error:
+            # What Python takes, not JSON: NaN, sets, circles.
             rows.append((number, Faulty(f"not JSON: {error}")))
     hint = "every task is checked first; nothing was run"
     return _gathered(rows, TaskForm(template, defaults), "the list", "task", hint)
 
 
 def read_schema(path: Path) -> dict[str, Any]:
-    """Of `--schema FILE`."""
+    """Return the schema of `--schema FILE`."""
     try:
         schema = parse(_decoded(_read(path), str(path)), once=True)
         check_schema(schema)
@@ -412,7 +423,7 @@ class FaultList:
             f"{self.unit} {number}: {fault}" for fault in faults[: MOST_TOLD - len(self._first)]
         ]
 
-    def described(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         if self.count == 1:
             return f"{name}, {self._first[0]}"
         qualifier = "" if self.is_exact else "at least "
@@ -441,7 +452,7 @@ def _gathered(rows: Rows, maker: TaskForm, name: str, unit: str, hint: str) -> l
             faults.add(number, f"the id `{task.id}` is already used in {unit} {first}")
         tasks.append(task)
     if faults.count:
-        raise UserError(faults.described(name), hint=hint)
+        raise UserError(faults.describe(name), hint=hint)
     if not tasks:
         raise UserError(f"{name} has no tasks")
     return tasks

@@ -237,11 +237,14 @@ class ClientConnection(asyncio.Protocol):
             if carried:
                 call.receiver.on_chunks(data, carried, at)
                 return
-        is_first_read = self._state is AWAITED
-        if is_first_read:
+        if self._state is not AWAITED:
+            self._read(call, data, is_first_read=False)
+        else:
             self._state = HEAD
-            if self._handle_cached_head(call, data, at):
-                return
+            if not self._handle_cached_head(call, data, at):
+                self._read(call, data, is_first_read=True)
+
+    def _read(self, call: Call, data: bytes, *, is_first_read: bool) -> None:
         self._begun = 0
         in_body = self._head is not None
         self._body_read = 0
@@ -254,7 +257,7 @@ class ClientConnection(asyncio.Protocol):
                 self._pool.heads.keep(data, self._cacheable)
             self._hand_back()
             if not call.aborted:
-                call.receiver.on_end(at)
+                call.receiver.on_end(self._at)
         elif self._call is not None:
             self._check_bounds(len(data), in_body=in_body)
 
