@@ -16,24 +16,24 @@ URL_VARIABLE = "SKEP_URL"
 
 
 def url_here(paths: Paths, env: Mapping[str, str]) -> str:
-    """Return the address; where no skep runs, the one where it would: a run waits there until it
-    does.
+    """Return the address of `SKEP_URL` or of this machine's gateway; where no skep runs, the one
+    where it would: a run waits there until it does.
     """
     if env.get(URL_VARIABLE):
         return env[URL_VARIABLE]
+    control_socket = socket_of(paths.lock, paths.socket)
     try:
-        return str(
-            ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)["url"]
-        )
+        return str(ask(control_socket, {"op": "status"}, timeout_s=ANSWER_S)["url"])
     except SkepError:
         return f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 def key_here(url: str, env: Mapping[str, str]) -> str | None:
-    """The key where none is named: on this machine what `local_key` finds, for `SKEP_URL` that of
-    its gateway.
+    """Return the key where none is named: on this machine what `local_key` finds, for `SKEP_URL`
+    that of its gateway.
     """
-    if (stored_key := local_key(url, env, user_paths(env))) is not None:
+    stored_key = local_key(url, env, user_paths(env))
+    if stored_key is not None:
         return stored_key
     named = env.get(URL_VARIABLE)
     if named and parse_url(named)[0] == parse_url(url)[0]:

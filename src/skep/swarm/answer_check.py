@@ -29,17 +29,14 @@ TOO_LONG = (
     "the check of the schema took too long: a `pattern` in it may never finish on this answer"
 )
 COMPUTE_S = 2.0
-PATIENCE_S = (
-    30.0  # of the wall clock, on a busy machine; the child's own computing is bounded far closer
-)
+# Of the wall clock, on a busy machine; the child's own computing is bounded far closer.
+CHILD_TIMEOUT_S = 30.0
 PYTHON_VARIABLES = ("PYTHON", "LANG", "LC_", "LD_LIBRARY_PATH", "DYLD_")
 LONGEST_HERE = 20_000  # characters of JSON that are checked in this process
 
 
 class WrittenValue(NamedTuple):
-    """A value of an answer, and how it is written as JSON:
-    writing it takes as long as reading it.
-    """
+    """A value of an answer, and its JSON: writing that takes as long as reading it."""
 
     value: Any
     document: str
@@ -53,11 +50,10 @@ def written_values(text: str) -> list[WrittenValue]:
 async def schema_check(
     schema: Mapping[str, Any], written: WrittenValue, compute_s: float = COMPUTE_S
 ) -> str | None:
-    """Return where the value is not as the schema says, in one line; None: it is. In a child where
-    that may take long.
+    """Return where the value is not as the schema says, in one line; None: it is as it says.
 
-    The child has a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported
-    from the user's folder."""
+    A check that may take long is made in a child. It has a session of its own: Ctrl-C is the
+    runner's alone. `-P`: nothing is imported from the user's folder."""
     value, document = written
     if len(document) <= LONGEST_HERE and not may_be_slow(schema):
         return await look_at(document, lambda: value_faults(schema, value))
@@ -74,7 +70,7 @@ async def schema_check(
     )
     job = f'{{"schema": {json.dumps(schema)}, "value": {document}}}'.encode()
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(CHILD_TIMEOUT_S):
             answer, _ = await child.communicate(job)
     except TimeoutError:
         return TOO_LONG
@@ -93,16 +89,13 @@ async def schema_check(
 
 
 def _python_environment() -> dict[str, str]:
-    """Return what Python itself looks at: the check of a schema has no business with keys."""
+    """Return the variables that Python itself reads: the check of a schema needs no keys."""
     return {name: value for name, value in os.environ.items() if name.startswith(PYTHON_VARIABLES)}
 
 
 Demand = Callable[[Any], str | None]
-KNOWN_ANSWER = (
-    "exact",
-    "choice",
-    "number",
-)  # what is wrong with an answer would tell the right one
+# Kinds of checker where what is wrong with an answer would give the right one away.
+KNOWN_ANSWER = ("exact", "choice", "number")
 
 
 class CheckedAnswer(msgspec.Struct, frozen=True):
@@ -114,19 +107,17 @@ class CheckedAnswer(msgspec.Struct, frozen=True):
     ok: bool
     text: str
     value: Any = None
-    complaint: str | None = (
-        None  # the model is told it, and must not learn the right answer from it
-    )
+    # Shown to the model, which must not learn the right answer from it.
+    complaint: str | None = None
 
 
 class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
-    """The checks of a run."""
+    """Checks the answers of a run."""
 
     def __init__(self, demand: Demand | None = None) -> None:
-        """`demand`: a further one on every value, beyond its schema: what is wrong with it, or
-        None.
+        """`demand` returns what is wrong with a value beyond its schema, or None.
 
-        It is asked in a thread where the value is long.
+        It is called in a thread where the value is long.
         """
         self._demand = demand
         self._sandbox: Sandbox | None = None
@@ -148,18 +139,17 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
             opening = asyncio.ensure_future(asyncio.to_thread(open_sandbox))
             try:
                 self._sandbox = await asyncio.shield(opening)
-            except asyncio.CancelledError:  # it is waited for, so that it is closed
-                self._sandbox = await opening
+            except asyncio.CancelledError:
+                self._sandbox = await opening  # so that it is closed
                 raise
             self._judge = Judge(self._sandbox)
 
     async def check(self, task: Task, text: str) -> CheckedAnswer:
         answer = await look_at(text, lambda: split_answer(text, None))
         if not answer.text.strip():
+            silence = "the answer is empty"
             if answer.reasoning:
                 silence = "nothing but thinking, no answer"
-            else:
-                silence = "the answer is empty"
             return CheckedAnswer(False, "", complaint=silence)
         value = complaint = None
         if task.schema is not None:
@@ -169,8 +159,8 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
         return CheckedAnswer(complaint is None, answer.text, value, complaint)
 
     async def _read(self, schema: Mapping[str, Any], text: str) -> tuple[Any, str | None]:
-        """The first value that is as it should be; else what is wrong with the first, or with the
-        largest beside it.
+        """Return the first value that meets the schema; where none does, what is wrong with the
+        largest.
         """
         faults = []
         for written in await look_at(text, lambda: written_values(text)):
@@ -207,11 +197,9 @@ def _item(task: Task) -> Item:
     values = dict(task.checker or {})
     for message in task.messages:
         content = message.get("content")
-        if isinstance(content, Sequence) and not isinstance(
-            content, str
-        ):  # of a message in parts, the texts
-            content = "\n".join(
-                str(part.get("text", "")) for part in content if isinstance(part, Mapping)
-            )
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            # The texts of a message in parts.
+            parts = [part for part in content if isinstance(part, Mapping)]
+            content = "\n".join(str(part.get("text", "")) for part in parts)
         messages.append({"role": str(message.get("role", "user")), "content": str(content or "")})
     return Item(task.id, tuple(messages), Checker(str(values.pop("kind", "")), values))

@@ -31,10 +31,9 @@ from skep.swarm.schemas import check_schema, one_line
 from skep.swarm.store import SwarmStore, create_run
 from skep.swarm.task_file import TaskDefaults, Template, parse_template, tasks_of
 
-Made = (
-    str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-)  # a prompt, messages, or the fields of a task
-Prompt = str | Callable[[Any], Made]
+# A prompt, messages, or the fields of a task.
+TaskContent = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+Prompt = str | Callable[[Any], TaskContent]
 Items = Iterable[Any]
 
 
@@ -43,10 +42,10 @@ class AnswerForm:
 
     def __init__(self, schema: Any) -> None:
         self._adapter: TypeAdapter[Any] | None = None
-        self.schema: Mapping[str, Any] | None = (
-            dict(schema) if isinstance(schema, Mapping) else None
-        )
-        if schema is not None and self.schema is None:
+        self.schema: Mapping[str, Any] | None = None
+        if isinstance(schema, Mapping):
+            self.schema = dict(schema)
+        elif schema is not None:
             try:
                 self._adapter = TypeAdapter(schema)
                 self.schema = self._adapter.json_schema()
@@ -68,7 +67,9 @@ class AnswerForm:
         return self._adapter.validate_json(json.dumps(value))
 
     def fault(self, value: Any) -> str | None:
-        """Return what the type demands beyond its schema: validators of a model's own."""
+        """Return what is wrong with a value beyond the schema: a model's own validators may refuse
+        it; None: nothing.
+        """
         try:
             self.read(value)
         except ValidationError as error:
@@ -91,9 +92,9 @@ def listed(items: Items) -> list[Any]:
 def make_tasks(
     prompt: Prompt, items: Sequence[Any], schema: Mapping[str, Any] | None, defaults: TaskDefaults
 ) -> list[Task]:
-    """Return a task for each item, in order; ids are 1, 2, ...
+    """Return a task for each item, in order.
 
-    unless the function gives others.
+    Their ids are 1, 2, ... unless the function gives others.
     """
     if not isinstance(prompt, str) and not callable(prompt):
         raise UserError(f"`prompt` must be a template or a function, not {type(prompt).__name__}")
@@ -108,8 +109,8 @@ def make_tasks(
 
 
 def _filled(template: Template, item: Any) -> str:
-    """Fill in the fields of a mapping, a model or a dataclass; `{}` and `{item}` are the item
-    itself.
+    """Return the template with the fields of a mapping, a model or a dataclass; `{}` and `{item}`
+    are the item itself.
     """
     if isinstance(item, BaseModel):
         item = item.model_dump(mode="json")
@@ -125,19 +126,19 @@ def _filled(template: Template, item: Any) -> str:
     return template.fill(values)
 
 
-def _document(prompt_or_fields: Made, number: int) -> Mapping[str, Any]:
-    if isinstance(prompt_or_fields, str):
-        prompt_or_fields = {"prompt": prompt_or_fields}
-    elif isinstance(prompt_or_fields, list | tuple):
-        prompt_or_fields = {"messages": list(prompt_or_fields)}
-    elif not isinstance(prompt_or_fields, Mapping):
+def _document(content: TaskContent, number: int) -> Mapping[str, Any]:
+    if isinstance(content, str):
+        content = {"prompt": content}
+    elif isinstance(content, list | tuple):
+        content = {"messages": list(content)}
+    elif not isinstance(content, Mapping):
         hint = "return a string, a list of messages, or a task's fields"
         raise UserError(
-            f"the function returned {type(prompt_or_fields).__name__} for item {number}", hint=hint
+            f"the function returned {type(content).__name__} for item {number}", hint=hint
         )
     return {
         "id": number,
-        **{name: value for name, value in prompt_or_fields.items() if value is not None},
+        **{name: value for name, value in content.items() if value is not None},
     }
 
 
@@ -166,7 +167,7 @@ class Options(TypedDict, total=False):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Stands in the place of a value that there is none of."""
+    """Why a task has no value; it stands in the place of that."""
 
     task: str
     item: Any
@@ -238,7 +239,7 @@ async def run_items(
 def _begun(
     paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options
 ) -> tuple[str, str]:
-    """The id of a new run, or of the one to go on with, whose tasks must be these; and its
+    """Return the id of a new run, or of the one to resume, whose tasks must be these; and its
     endpoint.
     """
     resume = options.get("resume")
@@ -246,14 +247,12 @@ def _begun(
         if resume is None:
             url = options.get("url") or url_here(user_paths(os.environ), os.environ)
             name = options.get("name", "python")
-            return create_run(
-                store, tasks, order, url=url, model=options.get("model"), name=name
-            ), url
+            model = options.get("model")
+            run_id = create_run(store, tasks, order, url=url, model=model, name=name)
+            return run_id, url
         swarm = SwarmStore(store)
         run = swarm.run(resume)
-        if [msgspec.to_builtins(task) for task in swarm.tasks(run.id)] != [
-            msgspec.to_builtins(task) for task in tasks
-        ]:
+        if msgspec.to_builtins(swarm.tasks(run.id)) != msgspec.to_builtins(list(tasks)):
             hint = (
                 "to go on with it, give the same prompt, items and options; `skep swarm resume` "
                 "needs none of them"
@@ -273,9 +272,8 @@ def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -
         if task.schema is None:
             return result.answer or ""
         return result.value
-    if (
-        fault := form.fault(result.value)
-    ) is not None:  # done by a process that did not know the type
+    fault = form.fault(result.value)
+    if fault is not None:  # done by a process that did not know the type
         return Failure(task.id, item, "rejected", fault, result.tries, result.answer)
     return form.read(result.value)
 
@@ -293,7 +291,7 @@ def _order(options: Options) -> SwarmRunOptions:
 
 @contextmanager
 def _places(options: Options) -> Iterator[Paths]:
-    """The user's own; without a journal, some that are gone afterwards."""
+    """Yield the user's folders; without a journal, temporary ones for data and state."""
     paths = user_paths(os.environ)
     if options.get("journal", True):
         yield paths
@@ -335,7 +333,7 @@ async def map(  # noqa: A001 - `swarm.map` says what it is
 
 
 def _in_plain_code(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Return the same for plain code. Ctrl-C keeps what is done."""
+    """Return the same function without `await`, for plain code. Ctrl-C keeps what is done."""
 
     @wraps(work)
     def finished(*args: P.args, **options: P.kwargs) -> T:

@@ -37,9 +37,8 @@ class SwarmProgress(msgspec.Struct, frozen=True):
     limit: int = 0  # agents allowed at once now
     left_s: float | None = None
     tok_s: float | None = None  # over the last seconds
-    tok_s_is_floor: bool = (
-        False  # no answer has ended: how many tokens an event carries is unknown
-    )
+    # No answer has ended: how many tokens an event carries is unknown.
+    tok_s_is_floor: bool = False
     lanes: tuple[Lane, ...] = ()
     down_s: float | None = None  # the endpoint has not answered for so long
     down_why: str | None = None
@@ -53,6 +52,8 @@ NEWS = 5
 
 
 class ProgressTracker:
+    """Counts what the runner tells it, and calls `watch` a few times a second."""
+
     def __init__(
         self, counts: Counts, watch: Callable[[SwarmProgress], None], began: float
     ) -> None:
@@ -100,8 +101,8 @@ class ProgressTracker:
 
     def show(
         self,
-        plan: TaskSchedule,
-        pace: ConcurrencyLimit,
+        schedule: TaskSchedule,
+        limit: ConcurrencyLimit,
         heard: dict[int, int],
         now: float,
         *,
@@ -111,28 +112,34 @@ class ProgressTracker:
             return
         self._shown_at = now
         unfinished = self.total - self._done - self._failed
-        outage = plan.outage
+        outage = schedule.outage
         lanes = [
             Lane(
-                lease.agent,
-                lease.task.id,
-                now - lease.started,
-                heard.get(lease.lease, 0),
-                lease.number,
+                agent=start.agent,
+                task=start.task.id,
+                since_s=now - start.started,
+                reads=heard.get(start.lease, 0),
+                number=start.number,
             )
-            for lease in plan.leases.values()
+            for start in schedule.leases.values()
         ]
+        left_s = None
+        if self._ended:
+            left_s = (now - self._began) * unfinished / self._ended
+        down_s = None
+        if outage.is_away and outage.since is not None:
+            down_s = now - outage.since
         self._show(
             now,
             in_flight=len(lanes),
-            limit=pace.limit,
-            limit_why=pace.why,
-            left_s=(now - self._began) * unfinished / self._ended if self._ended else None,
+            limit=limit.limit,
+            limit_why=limit.why,
+            left_s=left_s,
             tok_s=self._tok_s(),
             tok_s_is_floor=not self._tokens_per_event.is_known,
             streaming_tokens=round(sum(heard.values()) * self._tokens_per_event.value),
             lanes=tuple(sorted(lanes, key=lambda lane: lane.agent)),
-            down_s=now - outage.since if outage.is_away and outage.since is not None else None,
+            down_s=down_s,
             down_why=outage.why if outage.is_away else None,
         )
 
@@ -161,14 +168,14 @@ class ProgressTracker:
         self._watch(progress)
 
 
-# between two lines: the longer a run takes, the rarer
+# Between two lines: the longer a run takes, the rarer they are.
 EVERY_S = 5.0
 MOST_S = 60.0
 
 
 class SwarmProgressLines:
-    """Which lines to write where nobody watches: how it stands every few seconds, with the newest
-    news before.
+    """Decides which lines to write where nobody watches: how the run stands every few seconds,
+    after the newest news.
     """
 
     def __init__(self, deadline_s: float | None = None) -> None:
@@ -185,25 +192,22 @@ class SwarmProgressLines:
         lines = list(progress.last[-fresh:]) if fresh else []
         if fresh > len(lines):
             lines.insert(0, f"{fresh - len(lines)} more of this kind: `skep swarm show` has them")
-        is_down = progress.down_s is not None
-        return [
-            *lines,
-            down_words(progress, self._deadline_s) if is_down else progress_line(progress),
-        ]
+        if progress.down_s is None:
+            lines.append(progress_line(progress))
+        else:
+            lines.append(down_words(progress, self._deadline_s))
+        return lines
 
 
 def progress_line(progress: SwarmProgress) -> str:
     ended = progress.done + progress.failed
     failed = f", {progress.failed} failed" if progress.failed else ""
-    if progress.tok_s is None:
-        speed = ""
-    else:
+    speed = ""
+    if progress.tok_s is not None:
         speed = f", {speed_words(progress)}"
-    left_s = None if ended == progress.total else progress.left_s
-    if left_s is None:
-        eta = ""
-    else:
-        eta = f", about {format_seconds(left_s)} left"
+    eta = ""
+    if ended != progress.total and progress.left_s is not None:
+        eta = f", about {format_seconds(progress.left_s)} left"
     # There are no more tasks than that.
     agents_usable = min(progress.limit, max(progress.in_flight, progress.total - ended))
     agents = f"{progress.in_flight} of {agents_usable} agents at work"
@@ -224,9 +228,8 @@ def speed_words(progress: SwarmProgress) -> str:
 def down_words(progress: SwarmProgress, deadline_s: float | None) -> str:
     assert progress.down_s is not None
     why = f" ({progress.down_why})" if progress.down_why else ""
-    if deadline_s is None:
-        end = ""
-    else:
+    end = ""
+    if deadline_s is not None:
         end = f"; gives up in {format_seconds(max(0.0, deadline_s - progress.down_s))}"
     if progress.down_s < 1:
         since = "does not answer"

@@ -25,9 +25,8 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None  # None: as the endpoint has it
     temperature: float | None = None
     schema: Mapping[str, Any] | None = None  # the answer must be JSON of this form
-    checker: Mapping[str, Any] | None = (
-        None  # {"kind": "contains", "all": ["x"]}: as `skep.workload.items` has them
-    )
+    # {"kind": "contains", "all": ["x"]}: as `skep.workload.items` has them.
+    checker: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] = {}  # further fields of the request, sent as they are
     stage: int = 0  # later ones are made of the results of earlier ones
 
@@ -88,9 +87,8 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     finish_reason: str | None = None
     replica: str | None = None
-    answer: str | None = (
-        None  # of a stored attempt: only of a rejected one; of one that counted, the result has it
-    )
+    # Of a stored attempt only if it was rejected; of one that counted, the result has it.
+    answer: str | None = None
 
     def figures(self) -> dict[str, Any]:
         """Return these alone, without the fields of the record that they are a part of."""
@@ -171,19 +169,17 @@ class SwarmRun(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> SwarmRunOptions:
-        """Those of another version are ignored."""
+        """Return what the run was asked for; keys of another version are ignored."""
         return msgspec.convert(self.config, SwarmRunOptions)
 
 
 class SwarmRunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    agents: Annotated[int, Meta(ge=1)] | None = (
-        None  # at once, at most; None: as many as the endpoint can use
-    )
+    # At once, at most; None: as many as the endpoint can use.
+    agents: Annotated[int, Meta(ge=1)] | None = None
     tries: Annotated[int, Meta(ge=1)] = 4  # of one task, before it fails
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # of one request
-    deadline_s: Annotated[float, Meta(gt=0)] = (
-        600.0  # an endpoint that is down for so long is given up
-    )
+    # An endpoint that is down for so long is given up.
+    deadline_s: Annotated[float, Meta(gt=0)] = 600.0
     output: str | None = None  # absolute path of the results file
     key_env: str | None = None  # which variable holds the endpoint's key; never the key itself
     priority: str | None = None  # of skep's gateway: interactive, normal, batch

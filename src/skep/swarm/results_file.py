@@ -27,18 +27,20 @@ from skep.swarm.store import SwarmStore
 
 
 def result_line(task: Task, result: TaskResult) -> str:
-    """Without its line end.
+    """Return the line of a result, without its line end.
 
     `result` as the store gives it back, so that the line is always the same.
     """
     is_done = result.ending is TaskEnding.DONE
-    document = {
-        "id": result.task,
-        "ok": is_done,
-        "answer": result.answer,
-        **({} if task.schema is None else {"value": result.value}),
-        **({} if is_done else {"error": {"kind": result.error_kind, "message": result.error}}),
-        **{name: getattr(result, name) for name in ("tries", "prompt_tokens", "output_tokens")},
+    document: dict[str, Any] = {"id": result.task, "ok": is_done, "answer": result.answer}
+    if task.schema is not None:
+        document["value"] = result.value
+    if not is_done:
+        document["error"] = {"kind": result.error_kind, "message": result.error}
+    document |= {
+        "tries": result.tries,
+        "prompt_tokens": result.prompt_tokens,
+        "output_tokens": result.output_tokens,
         "seconds": round(result.ended_at - result.started_at, 3),
         "finish_reason": result.finish_reason,
         "replica": result.replica,
@@ -58,56 +60,50 @@ class ResultsFile:
         self._descriptor: int | None = None
 
     def complete(self, tasks: Mapping[str, Task], results: Sequence[TaskResult]) -> int:
-        """Drop a last line that was cut, append what is missing; how many lines were.
+        """Drop a last line that was cut, append missing lines, and return how many were missing.
 
         UserError, and nothing is changed, where a line is not the journal's own: ids alone do not
-        tell two runs apart. In place: whoever is killed here leaves whole lines, and no second
-        file is needed."""
+        tell two runs apart. The file is changed in place: a process that is killed here leaves
+        whole lines, and no second file is needed."""
         missing = dict.fromkeys(
             _encoded(result_line(tasks[result.task], result)) for result in results
         )
         own_bytes = 0
-        with self._told_faults():
+        with self._translated_errors():
             descriptor = self._open()
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return 0  # a terminal or a device: what was printed there cannot be read again
             with open(descriptor, "rb", closefd=False) as file:
                 file.seek(0)
                 for number, line in enumerate(file, 1):
-                    # A crash of the machine may leave zeros where nothing was written yet.
-                    cut = line.rstrip(b"\0")
                     if line in missing:
                         del missing[line]
                         own_bytes += len(line)
-                    elif line.endswith(b"\n") or not (
-                        not cut or any(expected.startswith(cut) for expected in missing)
-                    ):
-                        run = self._run_id
-                        path = self.path
-                        message = (
-                            f"`{path}` holds lines that are not results of run `{run}`; line "
-                            f"{number} is the first"
-                        )
-                        hint = (
-                            f"move it away: `skep swarm resume {run}` then writes the file "
-                            "anew, with all results"
-                        )
-                        raise UserError(message, hint=hint)
+                    elif not _is_cut_line(line, missing):
+                        raise self._foreign_line(number)
             os.ftruncate(descriptor, own_bytes)
         self._write(b"".join(missing))
         return len(missing)
+
+    def _foreign_line(self, number: int) -> UserError:
+        run = self._run_id
+        lines = f"`{self.path}` holds lines that are not results of run `{run}`"
+        hint = (
+            f"move it away: `skep swarm resume {run}` then writes the file anew, with all results"
+        )
+        return UserError(f"{lines}; line {number} is the first", hint=hint)
 
     def append(self, lines: Iterable[str]) -> None:
         self._write(b"".join(map(_encoded, lines)))
 
     def _write(self, data: bytes) -> None:
-        with self._told_faults():
+        with self._translated_errors():
             descriptor = self._open()
             while data:
                 data = data[os.write(descriptor, data) :]
 
     def clear(self) -> None:
-        with self._told_faults():
+        with self._translated_errors():
             os.ftruncate(self._open(), 0)
 
     def close(self) -> None:
@@ -134,7 +130,7 @@ class ResultsFile:
         return self._descriptor
 
     @contextlib.contextmanager
-    def _told_faults(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -146,6 +142,15 @@ class ResultsFile:
                 f"the results file `{self.path}` cannot be written: {error.strerror or error}"
             )
             raise StoreError(message, hint=hint) from error
+
+
+def _is_cut_line(line: bytes, expected_lines: Iterable[bytes]) -> bool:
+    """Return whether a line is the beginning of one that is expected, or nothing."""
+    if line.endswith(b"\n"):
+        return False
+    # A crash of the machine may leave zeros where nothing was written yet.
+    written = line.rstrip(b"\0")
+    return any(expected.startswith(written) for expected in expected_lines) or not written
 
 
 def _encoded(line: str) -> bytes:
@@ -160,7 +165,7 @@ PAUSE_S = 0.2
 
 @dataclass(eq=False)
 class ResultsWriter:
-    """`put` and `fact` return at once.
+    """Writes results in the background: `put` and `fact` return at once.
 
     After a fault nothing more is written: `fault` says what it was.
     """
@@ -183,28 +188,28 @@ class ResultsWriter:
         self._queue.put_nowait((name, time.time(), fact))
 
     async def drain(self) -> None:
-        """Until everything is on the disk; raises what went wrong."""
+        """Wait until everything is on the disk; raise what went wrong."""
         await self._queue.join()
         if self.fault is not None:
             raise self.fault
 
     async def close(self) -> None:
-        """The same, and nothing more is taken.
+        """Wait until everything is on the disk, and take nothing more.
 
-        Not to be hurried: a second cancellation comes after it.
+        A cancellation meanwhile is raised after that.
         """
         self._queue.put_nowait(None)
-        hurried = False
+        is_cancelled = False
         while not self._task.done():
             try:
                 await asyncio.shield(self._task)
             except asyncio.CancelledError:
-                hurried = True
-        if hurried:
+                is_cancelled = True
+        if is_cancelled:
             raise asyncio.CancelledError
 
     async def _write(self) -> None:
-        """Write all that has come meanwhile at once; a None is the end."""
+        """Write all entries that have queued up at once; None is the end."""
         entries: list[Recorded | Fact | None] = []
         while None not in entries:
             entries = [await self._queue.get()]
@@ -221,7 +226,7 @@ class ResultsWriter:
                 self._queue.task_done()
 
     def _commit(self, rows: Sequence[Recorded], facts: Sequence[Fact]) -> None:
-        """In a thread."""
+        """Write rows and facts to the store, in a thread."""
         fresh = _patiently(lambda: self.swarm.record(self.run_id, rows))
         if self.output is not None and fresh:
             self.output.append(result_line(self.tasks[result.task], result) for result in fresh)

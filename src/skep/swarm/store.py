@@ -132,7 +132,7 @@ _NEWEST_CANCEL = "SELECT coalesce(max(id), 0) FROM swarm_cancels WHERE run_id = 
 
 
 class SwarmStore:
-    """Over an open store. What was appended is final; a task has one result or none."""
+    """Reads and appends the journal. What was appended is final; a task has one result or none."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -145,7 +145,7 @@ class SwarmStore:
         tasks: Iterable[Task],
         **about: str | None,
     ) -> str:
-        """The run with all its tasks, or nothing.
+        """Store a run with all its tasks, or nothing, and return its id.
 
         `about`: url, model, skep_version; kind and name, if it has some.
         """
@@ -163,9 +163,9 @@ class SwarmStore:
         return run_id
 
     def add_tasks(self, run_id: str, tasks: Sequence[Task]) -> int:
-        """Those whose id is there already stay as they are: a resumed run makes them again.
+        """Add tasks, and return how many were new.
 
-        How many were new.
+        Those whose id is there already stay as they are: a resumed run makes them again.
         """
         with self._store.transaction(run_id) as connection:
             return _insert_tasks(
@@ -182,7 +182,7 @@ class SwarmStore:
         simulated: bool,
         after_cancel: int | None = None,
     ) -> int:
-        """Return its number, from 1.
+        """Return the new session's number, from 1.
 
         A cancel later than `after_cancel` is meant for it; None: later than now.
         """
@@ -231,10 +231,9 @@ class SwarmStore:
             insert(connection, "swarm_session_ends", run_id=run_id, number=session, **ended)
 
     def record(self, run_id: str, rows: Sequence[Recorded]) -> list[TaskResult]:
-        """All of them or none.
+        """Write all rows or none, and return the results that were written, as `results` has them.
 
-        The first result of a task stays; those that were written now, as `results` has
-        them.
+        The first result of a task stays.
         """
         if not rows:
             return []
@@ -265,15 +264,15 @@ class SwarmStore:
         return written
 
     def run(self, name: str) -> SwarmRun:
-        """By its id, by the beginning of it, or "last"."""
+        """Return a run by its id, by the beginning of it, or by "last"."""
         return _swarm_runs([_RUNS.find(self._store, name)])[0]
 
     def runs(self, limit: int | None = None) -> list[SwarmRun]:
-        """Newest first."""
+        """Return the runs, newest first."""
         return _swarm_runs(_RUNS.newest(self._store, limit))
 
     def tasks(self, run_id: str) -> list[Task]:
-        """In the order of the input."""
+        """Return all tasks in the order of the input."""
         return self._tasks(run_id)
 
     def task(self, run_id: str, task_id: str) -> Task:
@@ -286,12 +285,14 @@ class SwarmStore:
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
     def pending(self, run_id: str) -> list[Task]:
-        """Return those without a result, in the order of the input."""
+        """Return the tasks without a result, in the order of the input."""
         return self._tasks(run_id, _OPEN)
 
     def _tasks(self, run_id: str, of: str = "", *values: object) -> list[Task]:
-        """Their ids are the column's: results and attempts are found by it. `tools` of an earlier
-        version are left aside."""
+        """Return tasks with the ids of the column, by which results and attempts are found.
+
+        `tools` of an earlier version are ignored.
+        """
         rows = self._store.read(_TASKS.format(of=of), run_id, *values)
         return [
             msgspec.convert(json.loads(row["document"]) | {"id": row["id"]}, Task) for row in rows
@@ -300,11 +301,15 @@ class SwarmStore:
     def results(
         self, run_id: str, *, offset: int = 0, limit: int | None = None, ending: str | None = None
     ) -> list[TaskResult]:
-        """In the order of the input."""
-        of, values = ("AND ending = ?", (ending,)) if ending is not None else ("", ())
-        sql = _query("results").format(of=of)
+        """Return the results in the order of the input."""
         row_limit = -1 if limit is None else limit
-        return read(self._store.read(sql, run_id, *values, row_limit, offset), TaskResult, "task")
+        if ending is None:
+            sql = _query("results").format(of="")
+            rows = self._store.read(sql, run_id, row_limit, offset)
+        else:
+            sql = _query("results").format(of="AND ending = ?")
+            rows = self._store.read(sql, run_id, ending, row_limit, offset)
+        return read(rows, TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
         rows = self._store.read(
@@ -325,7 +330,7 @@ class SwarmStore:
         return results, tokens
 
     def attempts(self, run_id: str, task_id: str | None = None) -> list[Attempt]:
-        """By the time they began."""
+        """Return the attempts by the time they began."""
         return read(self._store.read(_query("attempts"), run_id, storable(task_id)), Attempt)
 
     def append_fact(
@@ -346,7 +351,7 @@ class SwarmStore:
     def facts(
         self, run_id: str, name: str | None = None
     ) -> list[tuple[int, str, float, dict[str, Any]]]:
-        """Session, name, time and fact, in the order they were appended."""
+        """Return session, name, time and content of facts, in the order they were appended."""
         rows = self._store.read(_FACTS, run_id, name)
         return [(row["session"], row["name"], row["at"], json.loads(row["fact"])) for row in rows]
 
@@ -359,18 +364,18 @@ class SwarmStore:
         )
 
     def set_cancelled(self, run_id: str, at: float) -> None:
-        """Asked for from outside; who works on the run sees it in `newest_cancel`."""
+        """Record that somebody cancels a run; the process at work sees it in `newest_cancel`."""
         with self._store.transaction(run_id) as connection:
             insert(connection, "swarm_cancels", run_id=run_id, at=at)
 
     def newest_cancel(self, run_id: str) -> int:
-        """Return its number, which grows; 0: it was never cancelled."""
+        """Return the number of the newest cancel, which grows; 0: the run was never cancelled."""
         return int(self._store.read(_NEWEST_CANCEL, run_id)[0][0])
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Return how many there were to delete.
+        """Delete runs, and return how many there were.
 
-        A run that somebody works on stays, and the others with it.
+        UserError for one that a process works on; then all of them stay.
         """
         return _RUNS.delete(self._store, ids, _check_stopped)
 
@@ -386,7 +391,7 @@ def _check_stopped(row: Row) -> None:
 def _insert_tasks(
     connection: Connection, run_id: str, tasks: Iterable[Task], clash: str = ""
 ) -> int:
-    """Return how many were new."""
+    """Store tasks, and return how many were new."""
     new = 0
     for task in tasks:
         columns = {
@@ -482,7 +487,7 @@ def failed_tasks(swarm: SwarmStore, name: str) -> list[Task]:
 
 
 def check_output_free(paths: Paths, output: Path, source: Path | None, *, overwrite: bool) -> None:
-    """UserError where results cannot be written there, or others are there already.
+    """Raise UserError where results cannot be written there, or others are there already.
 
     `source`: the file of the tasks.
     """
@@ -497,20 +502,16 @@ def check_output_free(paths: Paths, output: Path, source: Path | None, *, overwr
         )
     writers = [run for run in stored_runs(paths) if run.config.get("output") == str(output)]
     if output.exists() and output.stat().st_size and not overwrite:
-        goes_on = next((run for run in writers if run.state is not SwarmRunState.DONE), None)
-        if goes_on:
-            first = f"`skep swarm resume {goes_on.id}` goes on with it; "
-        else:
-            first = ""
-        raise UserError(
-            f"`{output}` already exists",
-            hint=f"{first}name another file with -o, or add --overwrite",
-        )
+        hint = "name another file with -o, or add --overwrite"
+        unfinished = [run for run in writers if run.state is not SwarmRunState.DONE]
+        if unfinished:
+            hint = f"`skep swarm resume {unfinished[0].id}` goes on with it; {hint}"
+        raise UserError(f"`{output}` already exists", hint=hint)
 
 
 def cancel(paths: Paths, run_id: str, wait_s: float = 30.0) -> None:
-    """Tell the process at work on a run to end, through the journal, where it looks every second;
-    wait until it has.
+    """Tell the process at work on a run to end, and wait until it has: it looks into the journal
+    every second.
     """
     with open_store(paths.store) as store:
         SwarmStore(store).set_cancelled(run_id, time.time())
@@ -556,9 +557,8 @@ def resume_in_background(
             env=env,
             start_new_session=True,
         )
-    threading.Thread(
-        target=process.wait, daemon=True
-    ).start()  # no zombie stays where this process goes on
+    # So that no zombie stays while this process goes on.
+    threading.Thread(target=process.wait, daemon=True).start()
     began = time.monotonic()
     while lock_holder(lock_path(paths, run.id)) is None and time.monotonic() - began < wait_s:
         if code := process.poll():
@@ -571,14 +571,15 @@ def resume_in_background(
 
 
 def last_error(paths: Paths, run_id: str) -> str | None:
-    """Return the error that a run's process in the background ended with; None if it told none."""
+    """Return the error that a run's process in the background ended with; None: it logged none."""
     try:
-        messages = re.findall(
-            r"^error: (.*)", _log_of(paths, run_id).read_text(errors="replace"), re.MULTILINE
-        )
+        log = _log_of(paths, run_id).read_text(errors="replace")
     except OSError:
         return None
-    return str(messages[-1]) if messages else None
+    messages = re.findall(r"^error: (.*)", log, re.MULTILINE)
+    if not messages:
+        return None
+    return str(messages[-1])
 
 
 def _log_of(paths: Paths, run_id: str) -> Path:

@@ -101,8 +101,10 @@ class Pool:
     def send(
         self, head: bytes, receiver: Receiver, body: bytes = b"", on_whole: OnWhole | None = None
     ) -> Call:
-        """`on_whole` may be called once instead of the receiver, where an answer with a known head
-        came in one read.
+        """Send a request on an idle connection or a new one.
+
+        `on_whole` may be called once instead of the receiver, where an answer with a known head
+        arrived in one read.
         """
         call = Call(head, receiver, body, on_whole)
         now = time.monotonic()
@@ -110,9 +112,8 @@ class Pool:
             connection = self._idle.pop()
             if connection.idle_since >= now - IDLE_S and not connection.is_closing():
                 if now - connection.idle_since > STALE_S:
-                    connection.used = (
-                        True  # it may have been lost while it stood idle, like any other
-                    )
+                    # It may have been lost while it stood idle, like any other.
+                    connection.used = True
                 connection.start(call, now)
                 return call
             connection.close()
@@ -120,7 +121,7 @@ class Pool:
         return call
 
     def has_idle(self) -> bool:
-        """One that can be used at once."""
+        """Return whether a connection can be used at once."""
         last = self._idle[-1] if self._idle else None
         return (
             last is not None
@@ -129,9 +130,9 @@ class Pool:
         )
 
     async def prepare(self, connections: int) -> None:
-        """Have this many idle: who measures must not count the time to connect.
+        """Have this many idle connections: who measures must not count the time to connect.
 
-        What fails is left to the calls.
+        A connection that cannot be made is left to the calls.
         """
         if self._idle and not self.has_idle():
             self.trim()
@@ -165,11 +166,12 @@ class Pool:
             if not self.open:
                 return
             await asyncio.sleep(0)
-        # made while it was being cancelled: uvloop closes it and does not say so
+        # A connection made while `_connect` was cancelled: uvloop closes it and does not say so.
         self.open.clear()
 
     def _connect_for(self, call: Call) -> None:
-        self._tasks.add(task := self._loop.create_task(self._connect(call)))
+        task = self._loop.create_task(self._connect(call))
+        self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _connection(self) -> ClientConnection:
@@ -202,9 +204,8 @@ class Pool:
             else:
                 protocol.start(call, time.monotonic())
             return
-        if (
-            call.retried
-        ):  # it was sent once before, on a connection that broke: the server may have died of it
+        if call.retried:
+            # It was sent once before, on a connection that broke: the server may have died of it.
             failure = WireFailure("closed", str(failure))
         if not call.aborted:
             call.receiver.on_failure(failure, time.monotonic())
@@ -251,7 +252,9 @@ class HttpResponse(msgspec.Struct, frozen=True):
     def document(self) -> dict[str, Any]:
         """Return the body as a JSON object; empty where it is none."""
         document = self.json()
-        return document if isinstance(document, dict) else {}
+        if isinstance(document, dict):
+            return document
+        return {}
 
     def json(self) -> Any:
         """Return the body as JSON; None where it is none."""
@@ -279,9 +282,8 @@ class _Collector:
             self.parts.append(data)
         else:
             self.parts.clear()
-            self.on_failure(
-                WireFailure("protocol", f"an answer of more than {self.most_bytes:,} bytes"), at
-            )
+            message = f"an answer of more than {self.most_bytes:,} bytes"
+            self.on_failure(WireFailure("protocol", message), at)
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:  # noqa: ARG002
         raise AssertionError("chunks were not asked for")
@@ -312,19 +314,15 @@ async def fetch(
     """
     collector = _Collector(asyncio.get_running_loop().create_future(), most_bytes)
     target = f"{pool.prefix.decode()}{target}"
-    if body is None:
-        content = b""
-    else:
-        content = json.dumps(body, ensure_ascii=False).encode()
+    content = b""
     fields = {"accept": "*/*", "user-agent": "skep", **(headers or {})}
     if body is not None:
+        content = json.dumps(body, ensure_ascii=False).encode()
         fields |= {"content-type": "application/json", "content-length": str(len(content))}
-    lines = pool.host_line + lines_of(
-        (name.encode(), value.encode()) for name, value in fields.items()
-    )
-    call = pool.send(
-        f"{method} {target} HTTP/1.1\r\n".encode() + lines + b"\r\n" + content, collector
-    )
+    first_line = f"{method} {target} HTTP/1.1\r\n".encode()
+    lines = lines_of((name.encode(), value.encode()) for name, value in fields.items())
+    head = first_line + pool.host_line + lines + b"\r\n"
+    call = pool.send(head + content, collector)
     try:
         async with asyncio.timeout(timeout_s):
             return await collector.done
@@ -340,11 +338,12 @@ async def fetch(
 async def fetch_if_there(
     pool: Pool, method: str, target: str, **kwargs: Any
 ) -> HttpResponse | None:
-    """`fetch`, for what a server may not have: None for a failure and for any status but 200."""
-    with suppress(WireFailure):
+    """Return an answer that a server may not have: None for a failure and any status but 200."""
+    try:
         answer = await fetch(pool, method, target, **kwargs)
-        return answer if answer.status == 200 else None
-    return None
+    except WireFailure:
+        return None
+    return answer if answer.status == 200 else None
 
 
 async def fetch_once(

@@ -1,4 +1,4 @@
-"""Reads what an engine says of itself, at `/metrics` and `/slots` for one.
+"""Reads what an engine says of itself, such as at `/metrics` and `/slots`.
 
 An answer has a largest size, and a long one is read in a thread: whatever one server says, the
 loop that asked goes on with its other connections. Knows nothing of what the figures mean."""
@@ -40,7 +40,7 @@ async def fetch_state(
 
 
 async def parse_state(answer: HttpResponse, parse: Callable[[str], T]) -> T:
-    """Return what `parse` makes of an answer that is here."""
+    """Return what `parse` makes of an answer; a long one is read in a thread."""
     if len(answer.body) <= LONG_STATE_BYTES:
         return parse(answer.text)
     return await asyncio.to_thread(lambda: parse(answer.text))

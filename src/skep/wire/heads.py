@@ -59,21 +59,20 @@ class Origin(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class HeadMemo:
-    """A place for what somebody worked out from a head; it is found again with the next head of
-    the same bytes.
-    """
+    """Holds what somebody worked out from a head, for the next head of the same bytes."""
 
     note: Any = None
 
 
 class ResponseHead(msgspec.Struct):
-    """Nobody changes it; it is not frozen because one is made for every answer."""
+    """The head of an answer. Nobody changes it; it is not frozen because one is made for every
+    answer.
+    """
 
     status: int
     headers: Headers = msgspec.field(default_factory=list)  # names in lower case
-    length: int | None = (
-        None  # of the body; None: until the last chunk or the end of the connection
-    )
+    # Of the body; None: until the last chunk or the end of the connection.
+    length: int | None = None
     memo: HeadMemo = msgspec.field(default_factory=HeadMemo)
 
     def get(self, name: bytes) -> bytes | None:
@@ -81,15 +80,14 @@ class ResponseHead(msgspec.Struct):
 
     @property
     def ends_with_connection(self) -> bool:
-        """Nothing else says where the body ends."""
-        return (
-            self.length is None
-            and b"chunked" not in (self.get(b"transfer-encoding") or b"").lower()
-        )
+        """Return whether nothing else says where the body ends."""
+        if self.length is not None:
+            return False
+        return b"chunked" not in (self.get(b"transfer-encoding") or b"").lower()
 
 
 def parse_url(url: str, *, name: str = "--url") -> tuple[Origin, str]:
-    """`http://host:8000/v1/` → its origin and the path `/v1`."""
+    """Return the origin and the path of a URL: of `http://host:8000/v1/` the path `/v1`."""
     text = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(text)
@@ -102,23 +100,26 @@ def parse_url(url: str, *, name: str = "--url") -> tuple[Origin, str]:
             f"{name} `{url}` is not an http(s) URL", hint="write it as http://127.0.0.1:8400"
         )
     tls = parts.scheme == "https"
-    return Origin(parts.hostname, port or (443 if tls else 80), tls), parts.path.rstrip("/")
+    if not port:
+        port = 443 if tls else 80
+    return Origin(parts.hostname, port, tls), parts.path.rstrip("/")
 
 
 def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """As they stand in a head, each with its line end."""
+    """Return headers as they stand in a head, each with its line end."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 def gateway_fields(header: bytes | str | None) -> dict[str, str]:
-    """What skep's gateway tells in `x-skep`: the request's `id`, and of an answer its `replica`
-    and `queue-ms`.
+    """Return the fields of `x-skep`, by which skep's gateway tells the request's `id`, and of an
+    answer its `replica` and `queue-ms`.
     """
     if isinstance(header, bytes):
         text = header.decode("latin-1")
     else:
         text = header or ""
-    return {name: value for name, _, value in (part.partition("=") for part in text.split("; "))}
+    pairs = [part.partition("=") for part in text.split("; ")]
+    return {name: value for name, _, value in pairs}
 
 
 T = TypeVar("T")
@@ -140,6 +141,8 @@ class CachedHead(Generic[T]):
 
 
 class HeadCache(Generic[T]):
+    """Finds what a head means by its bytes, whatever the length of the body behind it."""
+
     def __init__(self) -> None:
         self._cached: dict[tuple[bytes, bytes], CachedHead[T]] = {}
 
@@ -160,10 +163,9 @@ class HeadCache(Generic[T]):
             if data.startswith(last.behind, end) and digits.isdigit():
                 return last, end + len(last.behind), int(digits)
         end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
-        if end >= 0:
-            length = _LENGTH.search(data, 0, end + 2)
-        else:
-            length = None
+        if end < 0:
+            return None
+        length = _LENGTH.search(data, 0, end + 2)
         if length is None:
             return None
         at, behind = length.span(1)
@@ -173,19 +175,17 @@ class HeadCache(Generic[T]):
         return (cached, end + 4, int(length[1]))
 
     def keep(self, data: bytes, value: T | None) -> None:
-        """The head that `data` begins with was read by the parser and is this.
+        """Keep what the head that `data` begins with means, as the parser read it; None: nothing.
 
         The caller vouches for its framing.
         """
-        if value is not None:
-            end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
-        else:
-            end = -1
-        if end >= 0:
-            length = _LENGTH.search(data, 0, end + 2)
-        else:
-            length = None
-        if value is None or length is None:
+        if value is None:
+            return
+        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
+        if end < 0:
+            return
+        length = _LENGTH.search(data, 0, end + 2)
+        if length is None:
             return
         if len(self._cached) >= HEADS:
             self._cached.clear()
@@ -217,7 +217,7 @@ class PartialBody:
 
     @property
     def size(self) -> int:
-        """Bytes of the body that are there."""
+        """Return how many bytes of the body are there."""
         return self._length - max(0, self.missing)
 
     def add(self, data: bytes) -> None:
@@ -235,15 +235,16 @@ SHORT_CHUNK = 2048  # longer ones are measured
 
 
 def _frame_chunks() -> tuple[list[bytes], list[int]]:
-    """By the length of a whole chunk with its framing: its first line, and how many bytes of a
-    body it carries.
+    """Return by the length of a whole chunk with its framing its first line, and how many bytes of
+    a body it carries.
     """
     lines = [b" " * SHORT_CHUNK] * SHORT_CHUNK  # where no chunk has that length, nothing begins so
     carried = [0] * SHORT_CHUNK
     for size in range(1, SHORT_CHUNK):
         line = b"%x\r\n" % size
         if (whole := len(line) + size + 2) < SHORT_CHUNK:
-            lines[whole], carried[whole] = line, size
+            lines[whole] = line
+            carried[whole] = size
     return lines, carried
 
 
@@ -251,8 +252,8 @@ SIZE_LINES, CARRIED = _frame_chunks()
 
 
 def chunked_body_size(data: bytes) -> int:
-    """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the
-    last; else 0.
+    """Return how many bytes of body the chunks carry, if `data` is one or more whole ones and none
+    is the last; else 0.
     """
     length = len(data)
     if length < SHORT_CHUNK and data.startswith(SIZE_LINES[length]) and data.endswith(b"\r\n"):
@@ -281,7 +282,7 @@ def _sum_chunks(data: bytes) -> int:
 
 
 def strip_chunk_headers(data: bytes) -> bytes:
-    """Return what they carry. `data` has passed `chunked_body_size`."""
+    """Return the bytes of body that chunks carry. `data` has passed `chunked_body_size`."""
     parts = []
     at = 0
     while at < len(data):

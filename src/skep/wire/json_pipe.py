@@ -40,7 +40,7 @@ def from_document(document: object, kind: Any) -> Any:
 
 
 class JsonPipe(Generic[T]):
-    """`kind`: the messages that come in, of which others are passed over."""
+    """Both ways of one socket. `kind`: the messages that come in; others are ignored."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any
@@ -57,7 +57,7 @@ class JsonPipe(Generic[T]):
 
     async def receive(self) -> T | None:
         """Return the next message that answers no question; None when the other side is gone or
-        makes no sense.
+        sends nonsense.
         """
         while (message := await self._next()) is not None:
             question = self._questions.get(getattr(message, "id", 0))
@@ -97,7 +97,7 @@ class JsonPipe(Generic[T]):
             del self._questions[number]
 
     def send(self, message: object) -> None:
-        """Never blocks; a message to a process that is gone is dropped."""
+        """Send without blocking; a message to a process that is gone is dropped."""
         if not self._writer.is_closing():
             self._writer.write(ENCODER.encode(message) + b"\n")
 
@@ -115,28 +115,24 @@ async def start_linked(
     fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
 ) -> tuple[asyncio.subprocess.Process, JsonPipe[Any]]:
-    """Start `program --link-fd N args`, and return it with the pipe to it.
-
-    Raise OSError where that cannot be.
+    """Start `program --link-fd N args`, and return the process with the pipe to it; OSError where
+    it cannot be started.
     """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             fd = theirs.fileno()
-            how: dict[str, Any] = {
-                "stdin": DEVNULL,
-                "stdout": output,
-                "stderr": output,
-                "env": env,
-            }
             process = await asyncio.create_subprocess_exec(
                 *program,
                 "--link-fd",
                 str(fd),
                 *args,
+                stdin=DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env,
                 pass_fds=[fd, *fds],
                 start_new_session=True,
-                **how,
             )
     except BaseException:
         ours.close()

@@ -45,10 +45,7 @@ def socket_for(host: str) -> socket.socket:
 
 
 def free_port(host: str = HOST) -> int:
-    """Return a port that nobody holds there now.
-
-    An engine that cannot tell its own is given it.
-    """
+    """Return a port that nobody holds there now, for an engine that cannot report its own."""
     with socket_for(host) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -56,11 +53,11 @@ def free_port(host: str = HOST) -> int:
 
 
 def claim_port(host: str, port: int) -> socket.socket | None:
-    """A port that nobody holds there now, kept from others of ours until the claim is closed, or
-    its process ends.
+    """Claim a port until the claim is closed, or its process ends; None: the port is taken.
 
-    An engine may bind it minutes after it was chosen. The name is not in the file system but of
-    this network: who has the same addresses sees the same claims. Linux only. None: it is taken.
+    An engine may bind it minutes after it was chosen; no other process of skep takes it meanwhile.
+    The claim's name is not in the file system but of this network: who has the same addresses sees
+    the same claims. Linux only.
     """
     claim = socket.socket(socket.AF_UNIX)
     with suppress(OSError):
@@ -72,7 +69,7 @@ def claim_port(host: str, port: int) -> socket.socket | None:
 
 
 def refusal_of(host: str, port: int) -> OSError | None:
-    """None: an engine can listen there now."""
+    """Return why an engine cannot listen there now; None: it can."""
     with socket_for(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -83,7 +80,7 @@ def refusal_of(host: str, port: int) -> OSError | None:
 
 
 def is_final(error: OSError) -> bool:
-    """It is no address of this machine: no other time and no other port helps."""
+    """Return whether it is no address of this machine: no other time and no other port helps."""
     return error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
 
 
@@ -120,13 +117,13 @@ class ConnectionAcceptor:
         listener.setblocking(False)
 
     def resume(self) -> None:
-        """There may be room: called at the beginning, and when a connection has ended."""
+        """Accept if there is room; called at the beginning, and when a connection has ended."""
         if not self._reading and not self._stopped and self._has_room():
             self._reading = True
             self._loop.add_reader(self._listener, self._accept)
 
     def stop(self) -> None:
-        """Take no connection from now on. The socket stays open: it is whoever's it was."""
+        """Take no connection from now on. The socket stays open: it belongs to the caller."""
         self._pause()
         self._stopped = True
 

@@ -27,8 +27,8 @@ CHAT = "/chat/completions"
 
 
 class LineSplitter:
-    """Feed bytes as they arrive, cut anywhere; get the lines that became complete, without their
-    `\\n`.
+    """Takes bytes as they arrive, cut anywhere, and returns the lines that became complete,
+    without their `\\n`.
     """
 
     __slots__ = ("_parts", "held_bytes")
@@ -61,8 +61,8 @@ class LineSplitter:
 
 
 class SseParser:
-    """Feed bytes as they arrive, cut anywhere; get the `data` payloads of the events that became
-    complete.
+    """Takes bytes as they arrive, cut anywhere, and returns the `data` payloads of the events that
+    became complete.
     """
 
     __slots__ = ("_data", "_data_bytes", "_lines")
@@ -74,12 +74,12 @@ class SseParser:
 
     @property
     def held_bytes(self) -> int:
-        """Return how much is kept of an event that is not whole."""
+        """Return how many bytes are kept of an event that is not complete."""
         return self._lines.held_bytes + self._data_bytes
 
     @property
     def is_empty(self) -> bool:
-        """Nothing of an event has come that is not whole."""
+        """Return whether nothing has arrived of an event that is not complete."""
         return not self._lines.held_bytes and not self._data
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -126,7 +126,7 @@ class _StreamChoice(msgspec.Struct):
 
 
 class _StreamEvent(msgspec.Struct):
-    """The form of nearly every event. What does not fit is read by the patient way."""
+    """The form of nearly every event. What does not fit is read by `_odd_event`."""
 
     choices: list[_StreamChoice] | None = None
     usage: dict[str, Any] | None = None
@@ -139,7 +139,7 @@ _decode = msgspec.json.Decoder(_StreamEvent).decode
 
 
 def _body(read: bytes | tuple[bytes]) -> bytes:
-    """Return what it carries of the body; of whole chunks, mostly it is one."""
+    """Return what a network read carries of the body; whole chunks are mostly one."""
     if isinstance(read, tuple):
         return read[0]
     if read.count(b"\r\n") == 2:  # a chunk has one behind its size and one at its end
@@ -148,7 +148,7 @@ def _body(read: bytes | tuple[bytes]) -> bytes:
 
 
 class StreamReader:
-    """`done` is set to the time of the end, in whatever way it came."""
+    """Receives one answer. `done` is set to the time of its end, whatever that was."""
 
     takes_chunks = False
     first_byte: float | None = None
@@ -180,12 +180,12 @@ class StreamReader:
 
     @property
     def is_given_up(self) -> bool:
-        """It ended before the server had ended it."""
+        """Return whether the answer ended before the server had ended it."""
         return self._broken is not None
 
     @property
     def reads(self) -> int:
-        """Network reads not parsed yet: about as many as tokens, while it streams."""
+        """Return how many network reads are not parsed yet: about one a token while streaming."""
         return len(self._times)
 
     # The wire's side
@@ -229,13 +229,13 @@ class StreamReader:
         self.give_up(kind, str(failure), at)
 
     def give_up(self, kind: str, message: str, at: float) -> None:
-        """No more will come, or be waited for. What came until now is read all the same."""
+        """End the answer with an error. What has arrived until now is read all the same."""
         if not self.done.done():
             self._broken = (kind, message)
             self.on_end(at)
 
     def digest(self) -> None:
-        """Read what was kept. Called once, after the end."""
+        """Parse the reads that were kept. Called once, after the end."""
         if self._stream:
             self._digest()
             rest = self._lines.rest
@@ -260,7 +260,7 @@ class StreamReader:
 
     @property
     def replica(self) -> str | None:
-        """Which replica answered, as skep's gateway tells it."""
+        """Return which replica answered, as skep's gateway says."""
         return self._gateway_fields.get("replica")
 
     @property
@@ -269,11 +269,10 @@ class StreamReader:
 
     @property
     def retry_after_s(self) -> float | None:
-        """In seconds; a date is not read, and the caller's own patience stands in for it."""
-        if self.head:
-            seconds = _number(self.head.get(b"retry-after"))
-        else:
-            seconds = None
+        """Return the Retry-After in seconds; None where there is none, or a date."""
+        if not self.head:
+            return None
+        seconds = _number(self.head.get(b"retry-after"))
         if seconds is None or seconds < 0:
             return None
         return min(seconds, LONGEST_WAIT_S)
@@ -346,7 +345,9 @@ class StreamReader:
                 self._give_up_event(at)
 
     def _payloads(self, body: bytes) -> Sequence[bytes]:
-        """Nearly every read is one whole event on one line: the parser need not see it."""
+        """Return the payloads of the events that a read completes.
+
+        Nearly every read is one whole event on one line: the parser need not see it."""
         alone = body[:6] == b"data: " and body[-2:] == b"\n\n" and body.count(b"\n") == 2
         if alone and self._parser.is_empty and body[-3:-2] != b"\r":
             return (body[6:-2],)
@@ -403,7 +404,9 @@ class StreamReader:
             self.arrivals.append(at)
 
     def _odd_event(self, payload: bytes, at: float) -> None:
-        """Valid JSON in another form than expected, half a surrogate pair, or no JSON at all."""
+        """Read an event of another form than `_StreamEvent`, with half a surrogate pair, or that
+        is no JSON at all.
+        """
         event = self._object(payload, "an event")
         for choice in _choices(event):
             self._take(_inner(choice, "delta"), choice.get("text"), at)
@@ -412,31 +415,27 @@ class StreamReader:
                 self.finished = True
 
     def _line(self, line: bytes, at: float, *, fault: str = "garbage") -> None:
-        """Of Ollama's own API: a JSON object a line, its durations in the last one."""
+        """Read a line of Ollama's own API: a JSON object, in the last line with durations."""
         document = self._object(line, "a line", fault)
         self._take(_inner(document, "message"), document.get("response"), at)
         if document.get("done"):
             self.finished = True
             reason = document.get("done_reason") or "stop"
-            if isinstance(reason, str):
-                self.finish_reason = reason
-            else:
-                self.finish_reason = None
+            self.finish_reason = reason if isinstance(reason, str) else None
             counts = {"prompt_tokens": "prompt_eval_count", "completion_tokens": "eval_count"}
             self.usage = {name: document[key] for name, key in counts.items() if key in document}
             self.timings = {key: document[key] for key in OLLAMA_DURATIONS if key in document}
 
     def _whole(self, at: float) -> None:
-        """An error, or a server that does not stream: everything arrives at the end."""
+        """Read an answer that is no stream: an error, or of a server that does not stream."""
         raw = b"".join(map(_body, self._reads))
         self._times = []
         self._reads = []
         if self.status != 200:
             document = json_object(raw)
+            error = raw[:MAX_ERROR_TEXT].decode(errors="replace")
             if document is not None:
                 error = message_of(document)
-            else:
-                error = raw[:MAX_ERROR_TEXT].decode(errors="replace")
             self._fail(f"http_{self.status}", error or f"HTTP {self.status}")
             return
         choice = next(_choices(self._object(raw, "the answer")), None)
@@ -444,22 +443,15 @@ class StreamReader:
             self._fail("garbage", f"the answer is not a chat completion: {raw[:80]!r}")
             return
         reason = choice.get("finish_reason")
+        self.finish_reason = reason if isinstance(reason, str) else None
         message = _inner(choice, "message")
-        if isinstance(reason, str):
-            self.finish_reason = reason
-        else:
-            self.finish_reason = None
-        if message:
-            content = message.get("content")
-        else:
-            content = choice.get("text")
+        content = message.get("content") if message else choice.get("text")
         self.text.append(content if isinstance(content, str) else "")
         self.arrivals.append(at)
 
     def _object(self, text: bytes, subject: str, kind: str = "garbage") -> dict[str, Any]:
-        """Take the figures of a JSON object.
-
-        Empty: it is none, or tells of an error, and that is noted.
+        """Return a JSON object, whose figures are taken; an empty one, and note why, for a text
+        that is none or that tells of an error.
         """
         document = json_object(text)
         if document is None:
@@ -476,7 +468,7 @@ class StreamReader:
         return document
 
     def _take(self, fields: dict[str, Any], text: object, at: float) -> None:
-        """The text of an event, wherever it stands: in these fields of its message, or beside
+        """Take the text of an event, wherever it stands: in these fields of its message, or beside
         them.
         """
         content = fields.get("content") or text
@@ -503,29 +495,25 @@ OLLAMA_DURATIONS = (
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
-    """None: it is no JSON object."""
+    """Return the JSON object that a text is; None: it is none."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if isinstance(document, dict):
-        return document
-    return None
+    return document if isinstance(document, dict) else None
 
 
 def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Empty where there is no object of that name."""
+    """Return the object of that name; empty where there is none."""
     inner = document.get(name)
     return inner if isinstance(inner, dict) else {}
 
 
 def _choices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     choices = document.get("choices")
-    return (
-        choice
-        for choice in (choices if isinstance(choices, list) else ())
-        if isinstance(choice, dict)
-    )
+    if not isinstance(choices, list):
+        return iter(())
+    return (choice for choice in choices if isinstance(choice, dict))
 
 
 def count_of(value: object) -> int | None:
@@ -597,7 +585,7 @@ class OpenAIClient:
         *,
         timeout_s: float | None = None,
     ) -> StreamReader:
-        """Return when the answer has ended, in whatever way.
+        """Send a request, and return its reader when the answer has ended, in whatever way.
 
         `reading`: a reader of the caller's own kind.
         """
@@ -638,9 +626,8 @@ def _visible(text: str) -> str:
 # up.
 
 REFUSALS = (429, 503)
-FULL_OR_AWAY = frozenset(
-    (*REFUSALS, 502, 504)
-)  # a server or what stands before it, not the request
+# Of a server or what stands before it, not of the request.
+FULL_OR_AWAY = frozenset((*REFUSALS, 502, 504))
 TASKS_OWN = range(400, 500)  # what else a server says about the request itself
 NOT_TASKS_OWN = (404, 408, 409, 425)  # a model that is being exchanged, a proxy's patience
 
@@ -688,17 +675,22 @@ def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | No
 
 
 def wait_s(
-    mishap: ErrorKind, times: int, rng: Random, retry_after_s: float | None = None
+    error_kind: ErrorKind, times: int, rng: Random, retry_after_s: float | None = None
 ) -> float:
-    """Before the same task is tried again, when this has happened to it so often in a row.
+    """Return how long to wait before the same task is tried again, after `times` such errors in a
+    row.
 
-    With chance in it, so that those who failed together do not come back together. A wait that was
-    asked for is kept, and some comes on top."""
-    if mishap is ErrorKind.TRY:
+    Chance is in it, so that tasks that failed together do not come back together. A wait that the
+    server asked for is kept, and some is added."""
+    if error_kind is ErrorKind.TRY:
         if times <= 1:
             return 0.0
         return 0.5 * rng.random()
-    first, longest = (0.5, 30.0) if mishap is ErrorKind.REFUSED else (0.1, 10.0)
+    first = 0.1
+    longest = 10.0
+    if error_kind is ErrorKind.REFUSED:
+        first = 0.5
+        longest = 30.0
     backoff = min(longest, first * 2.0 ** min(times - 1, 16)) * (0.5 + rng.random())
     if retry_after_s is None:
         return backoff

@@ -23,8 +23,7 @@ Labels = tuple[str, ...]
 NAMES = 10_000  # of samples that are read from one text
 LINES = 100_000
 BRACES = 100_000  # of what a server says of its slots, prompts included
-# No part can give back what it took, so that a line that does not fit is left after one look at
-# it.
+# No part can give back what it matched, so that a line that does not fit is left after one look.
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
 _LABELS = r'\{(?>(?:[^"}\n]++|"(?>(?:[^"\\\n]++|\\.)*)")*)\}'
 _LINE = re.compile(rf"({_NAME})(?:{_LABELS})? ([0-9.eE+-]{{1,64}})(?: [0-9]{{1,64}})?$")
@@ -32,7 +31,7 @@ _SAMPLE = re.compile(rf"({_NAME})(?:\{{(?=.*\}})| (?=\S))")
 
 
 class _Values:
-    """One value for each set of labels."""
+    """A metric with one value for each set of labels."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Counter(_Values):
         self._values[values] = self._values.get(values, 0) + amount
 
     def by(self, label: str) -> dict[str, float]:
-        """Summed over all other labels."""
+        """Return the values by one label, summed over all others."""
         place = self.labels.index(label)
         sums = dict[str, float]()
         for values, value in self._values.items():
@@ -84,29 +83,29 @@ class Histogram:
             if len(self._series) >= LABEL_SETS:
                 values = (OTHER,) * len(values)
             series = self._series.setdefault(values, ([0] * (len(self._bounds) + 1), [0.0]))
-        series[0][bisect_left(self._bounds, value)] += times
-        series[1][0] += value * times
+        counts, total = series
+        counts[bisect_left(self._bounds, value)] += times
+        total[0] += value * times
 
     def lines(self) -> Iterable[str]:
         bounds = [*(_number(bound) for bound in self._bounds), "+Inf"]
         for values, (counts, (total,)) in self._series.items():
             running = list(accumulate(counts))
             for bound, count in zip(bounds, running, strict=True):
-                yield (
-                    f"{self.name}_bucket{_braces((*self.labels, 'le'), (*values, bound))} {count}"
-                )
+                bucket = _braces((*self.labels, "le"), (*values, bound))
+                yield f"{self.name}_bucket{bucket} {count}"
             braces = _braces(self.labels, values)
             yield f"{self.name}_sum{braces} {_number(total)}"
             yield f"{self.name}_count{braces} {running[-1]}"
 
 
 class Gauge(_Values):
-    """Read when asked for: `set_all` replaces every value."""
+    """A metric whose values are set as they are now: `set_all` replaces every value."""
 
     kind = "gauge"
 
     def set(self, values: Labels, value: float | None) -> None:
-        """Unknown is no line, never a zero."""
+        """Set a value; an unknown one, None, has no line, never a zero."""
         if value is not None:
             self._values[values] = value
 
@@ -181,7 +180,7 @@ def _line_spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def label_samples(text: str, replica: str) -> str:
-    """An engine's samples, each with one label more.
+    """Return an engine's samples, each with the label `replica` added.
 
     Descriptions are left out: those of all replicas are the same.
     """

@@ -25,11 +25,11 @@ HEAD_BYTES = 64 * KIB
 
 
 class AsgiServer(uvicorn.Server):
-    """Ends quietly: a signal is an end as good as any, and streams do not hold it up. A port in
+    """A server that ends without an error at a signal, and is not held up by streams. A port in
     use is a GatewayError.
 
-    `guarded`: those who may not come in are turned away by the application. `on_ready` hears the
-    URL, `path` added, once it answers; `on_end` ends the streams that are open at the end."""
+    `guarded`: the application turns away who has no key. `on_ready` is called with the URL, `path`
+    added, once the server answers; `on_end` ends the streams that are open at the end."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class AsgiServer(uvicorn.Server):
         self._listener.close()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Until Ctrl-C, SIGTERM or `stop`."""
+        """Serve until Ctrl-C, SIGTERM or `stop`."""
         super().run([self._listener] if sockets is None else sockets)
 
     def stop(self) -> None:
@@ -85,7 +85,9 @@ class AsgiServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Without uvicorn's raising the signal again at the end: the command ends with 0."""
+        """End the server; unlike uvicorn's own, this raises no signal again, so that the command
+        ends with 0.
+        """
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -165,7 +167,7 @@ class LimitedConnection(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
-        """One answer that says why; nothing where an answer has begun."""
+        """Send an answer that says why; close the connection where an answer has begun."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(self._parser.complaint)
         else:
@@ -199,10 +201,10 @@ class LimitedConnection(H11Protocol):
         longest.transport.abort()
 
     def _look(self, before: tuple[int, int, int] | None) -> None:
-        """A head must be whole by the second look, and bytes of a body or of the answer must have
-        moved.
+        """Close a connection whose head is not whole by the second look, or on which no byte of a
+        body or of the answer has moved.
 
-        How long an answer is made is not limited.
+        How long the application takes for an answer is not limited.
         """
         if self.transport.is_closing():
             return
@@ -210,9 +212,8 @@ class LimitedConnection(H11Protocol):
         arrived_bytes = 0 if is_idle else self._arrived_bytes
         unsent_bytes = self.transport.get_write_buffer_size()
         now = (self._answers, arrived_bytes, unsent_bytes)
-        in_body = self.conn.their_state is h11.SEND_BODY
-        if in_body:
-            self._looks_at_body = self._looks_at_body + 1
+        if self.conn.their_state is h11.SEND_BODY:
+            self._looks_at_body += 1
         else:
             self._looks_at_body = 0
         is_late = self._looks_at_body > self.body_looks and not self.flow.read_paused

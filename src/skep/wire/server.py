@@ -39,7 +39,7 @@ SWEPT_AT_ONCE = 16
 def spare_connections(files: int) -> int:
     """Return how many connections beyond the limit are told so.
 
-    `files`: that the process may open.
+    `files`: how many the process may open.
     """
     if files == resource.RLIM_INFINITY:
         return SPARE_CONNECTIONS
@@ -213,14 +213,14 @@ class HttpServer:
             connection.abort()
 
     def _sweep(self, unswept: list[ServerConnection] | None = None) -> None:
-        """Look after all connections, a few at a time: answers do not wait for it. `left`: those
-        of this round.
+        """Look after all connections, a few at a time, so that answers do not wait for it.
 
-        Goes on as long as there is a connection.
+        Goes on as long as there is a connection. `unswept`: those left of this round.
         """
         loop = asyncio.get_running_loop()
         now = time.monotonic()
-        unswept = list(self.open) if unswept is None else unswept
+        if unswept is None:
+            unswept = list(self.open)
         for connection in unswept[:SWEPT_AT_ONCE]:
             connection.sweep(now)
         if rest := unswept[SWEPT_AT_ONCE:]:

@@ -50,7 +50,8 @@ class ConnectionServer(Protocol):
 
 
 class ServerConnection(asyncio.Protocol):
-    """Once `_ended` is set, nothing that arrives is looked at: a refusal is final.
+    """Reads requests and writes their answers, in order. Once `_ended` is set, nothing that
+    arrives is looked at: a refusal is final.
 
     The way of a normal request (one read, one answer) is kept short: limits that need counting are
     looked at only when a request is not whole after a read, times only by the sweep."""
@@ -63,16 +64,14 @@ class ServerConnection(asyncio.Protocol):
         self._heads = server.heads
         self._bodies = server.bodies
         self._last_head: CachedHead[RequestHead] | None = None
-        self._to_keep: RequestHead | None = (
-            None  # the first head of this read, if its like may be known by its bytes
-        )
+        # The first head of this read, if its like may be recognised by its bytes.
+        self._cacheable: RequestHead | None = None
         self._heads_read = 0
         self._gathering: PartialBody | None = None  # a body whose head was known
         self.transport: asyncio.Transport | None = None
         self.address: str | None = None  # that it is counted under
-        self.entry: ConnectionEntry | None = (
-            None  # None: it is not counted, not yet or not any more
-        )
+        # None: it is not counted, not yet or not any more.
+        self.entry: ConnectionEntry | None = None
         self.refusal: InvalidRequest | None = None  # of the connection itself
         self._parser = httptools.HttpRequestParser(self)
         self._timeouts = ClientTimeouts(limits, time.monotonic())
@@ -81,31 +80,29 @@ class ServerConnection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._ended = False
         self._leaving = False  # no request after the one under way
-        self._paused = self._deaf = (
-            False  # the client reads slower than we write; and so we do not read
-        )
-        self.written = self._messages = 0  # bytes of all answers; whole requests
+        self._paused = False  # the client reads slower than we write
+        self._deaf = False  # and so we do not read
+        self.written = 0  # bytes of all answers
+        self._messages = 0  # whole requests
         self._in_message = False  # between a request's first byte and its last
         self._reading: ServerRequest | None = None  # its head is whole
         self._checked = False  # its head was looked at by the handler's side: its body may be read
-        self._offered: ServerRequest | None = (
-            None  # its head is whole, with an offer to speak another protocol
-        )
+        # Its head is whole, with an offer to speak another protocol.
+        self._offered: ServerRequest | None = None
         self._target = b""
         self._headers = list[tuple[bytes, bytes]]()
         self._body: bytes | bytearray = b""
         self._room = limits.body_bytes  # for the body
-        # bytes of this read; the request came in more than one
-        self._read = 0
-        self._spans = False
-        # Bytes of its reads after the first, those of them since the body last grew, the body
-        # after the read before.
-        self._raw = self._quiet = self._seen_body = 0
+        self._read = 0  # bytes of this read
+        self._spans = False  # the request came in more than one read
+        self._raw = 0  # bytes of its reads after the first
+        self._quiet = 0  # those of them since the body last grew
+        self._seen_body = 0  # the body after the read before
 
     @property
     def busy(self) -> bool:
-        """It is being opened, a request is being read or answered,
-        or its answer has not left yet.
+        """Return whether it is being opened, a request is being read or answered, or an answer has
+        not left yet.
         """
         opening = not self._ended and (
             self.transport is None or (self._leaving and not self._messages)
@@ -142,9 +139,8 @@ class ServerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         if self.transport is not None:
-            with contextlib.suppress(
-                AttributeError
-            ):  # asyncio's TLS of Python 3.11.2, closed twice
+            # asyncio's TLS of Python 3.11.2, closed twice.
+            with contextlib.suppress(AttributeError):
                 self.transport.abort()
 
     def sweep(self, now: float) -> None:
@@ -221,13 +217,13 @@ class ServerConnection(asyncio.Protocol):
         ):
             return
         self._read = len(data)
-        self._to_keep = None
+        self._cacheable = None
         self._heads_read = 0
         stop = self._feed(data)
         if stop is not None:
             self._stopped(stop, data)
         elif not inside:
-            self._heads.keep(data, self._to_keep)
+            self._heads.keep(data, self._cacheable)
         if self._in_message:
             self._count_raw(began=not inside or messages != self._messages)
             if self._reading is not None:
@@ -307,7 +303,7 @@ class ServerConnection(asyncio.Protocol):
         self._checked = False
         self._heads_read += 1
         if self._heads_read == 1 and version == "1.1" and fields.keys().isdisjoint(_UNUSUAL):
-            self._to_keep = RequestHead(method, target, headers, request.memo)
+            self._cacheable = RequestHead(method, target, headers, request.memo)
         if b"upgrade" in fields and parser.should_upgrade():
             self._offered = request
             return
@@ -357,8 +353,8 @@ class ServerConnection(asyncio.Protocol):
     # Inside
 
     def _handle_cached_head(self, data: bytes) -> bool:
-        """Return a read that begins with a head that was read before: the parser need not see this
-        request.
+        """Take a read that begins with a head that was read before, without the parser; return
+        whether it is one.
         """
         cached = self._heads.find(data, self._last_head)
         if cached is None:
@@ -391,8 +387,8 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def _hold(self, request: ServerRequest, size: int) -> None:
-        """So much of a body is there, and more is to come: whoever may not ask is told before it
-        is read.
+        """Count so much of a body, of which more is to come; refuse a client who may not send it
+        before the rest is read.
         """
         try:
             if not self._checked:
@@ -432,7 +428,7 @@ class ServerConnection(asyncio.Protocol):
         self._hand_over(request)
 
     def _feed(self, data: bytes | memoryview) -> Exception | None:
-        """What stopped the parser.
+        """Have the parser read `data`, and return what stopped it.
 
         Returned, not raised: an exception on its way would hide the next one's context.
         """
@@ -443,7 +439,7 @@ class ServerConnection(asyncio.Protocol):
         return None
 
     def _stopped(self, stop: Exception | None, data: bytes) -> None:
-        """The parser did not take all of the read: an offer to pass over, or the end of this
+        """Go on where the parser did not take all of the read: pass over an offer, or end this
         connection.
         """
         rest = memoryview(data)
@@ -467,15 +463,17 @@ class ServerConnection(asyncio.Protocol):
             raise stop
 
     def _count_raw(self, *, began: bool) -> None:
-        """The request is not whole yet: bound what was read and has become neither headers nor
+        """Bound what was read of a request that is not whole and has become neither headers nor
         body.
         """
         limits = self._limits
         body_bytes = len(self._body)
-        # the read may hold the end of another request; what of it is ours is bounded by its size
         if began:
+            # The read may hold the end of another request; its own part is bounded by the read.
             self._spans = True
-            self._raw = self._quiet = self._seen_body = 0
+            self._raw = 0
+            self._quiet = 0
+            self._seen_body = 0
             return
         self._raw += self._read
         if self._reading is None:
@@ -485,7 +483,7 @@ class ServerConnection(asyncio.Protocol):
         if body_bytes != self._seen_body:
             self._quiet = 0
         else:
-            self._quiet = self._quiet + self._read
+            self._quiet += self._read
         self._seen_body = body_bytes
         overhead_bytes = self._raw - body_bytes
         if (
@@ -497,8 +495,8 @@ class ServerConnection(asyncio.Protocol):
             )
 
     def _out_of_room(self) -> None:
-        """Room was measured when the head came; the answer it waited behind may be finished by
-        now.
+        """Refuse a body that is too large, or measure its room again: the answer that it waited
+        behind may be finished by now.
         """
         if self._active is not None and self._room < self._limits.body_bytes:
             raise InvalidRequest(429, "the client sent too much while an answer was in progress")

@@ -42,7 +42,7 @@ class SilenceWatch:
         self._heard_ever = True
 
     def started(self, *, gives_signs: bool) -> None:
-        """It has started.
+        """Begin to watch a process that has started.
 
         Without `gives_signs` no sign of life is expected of it, now or later.
         """
@@ -50,12 +50,12 @@ class SilenceWatch:
         self.heard()
 
     def look(self, now: float, *, waited_s: float = 0.0) -> Liveness:
-        """`waited_s`: for how long since the last look it was ready to run,
-        and had no processor.
+        """Return whether the process still gives signs of life.
+
+        `waited_s`: for how long since the last look it was ready to run and had no processor.
         """
-        if self._looked_at is None:
-            pause_s = 0.0
-        else:
+        pause_s = 0.0
+        if self._looked_at is not None:
             pause_s = now - self._looked_at
         self._looked_at = now
         if pause_s > self._limits.gap_s:
