@@ -30,8 +30,8 @@ def put_swarm_run(
     tasks = [
         Task(id=f"task-{n}", messages=({"role": "user", "content": "hi"},)) for n in range(total)
     ]
-    told = {"name": name, "url": url, "model": "qwen3-8b", "skep_version": "0.1"}
-    run = swarm.begin(created_at=BEGAN, config=config, tasks=tasks, **told)
+    run_fields = {"name": name, "url": url, "model": "qwen3-8b", "skep_version": "0.1"}
+    run = swarm.begin(created_at=BEGAN, config=config, tasks=tasks, **run_fields)
     session = swarm.open_session(run, at=BEGAN, agents=1, endpoint={}, simulated=False)
     rows = []
     for n in range(done + failed):
@@ -53,31 +53,33 @@ def put_swarm_run(
 
 
 def session(number=1, started=BEGAN, ended=None, *, alive=False, outcome="done", error=None):
-    told = {
+    session_fields = {
         "number": number,
         "started_at": started,
         "ended_at": ended,
         "outcome": outcome,
         "error": error,
     }
-    return SwarmSession(**told, agents=None, endpoint={"model": "m"}, simulated=False, alive=alive)
+    return SwarmSession(
+        **session_fields, agents=None, endpoint={"model": "m"}, simulated=False, alive=alive
+    )
 
 
-def attempt(task="a", agent=0, started=0.0, ended=1.0, **other):
-    known = {
+def attempt(task="a", agent=0, started=0.0, ended=1.0, **fields):
+    defaults = {
         "session": 1,
         "number": 1,
         "why": Why.FIRST,
         "outcome": AttemptOutcome.DONE,
         "output_tokens": 10,
-    } | other
+    } | fields
     return Attempt(
-        task=task, agent=agent, started_at=BEGAN + started, ended_at=BEGAN + ended, **known
+        task=task, agent=agent, started_at=BEGAN + started, ended_at=BEGAN + ended, **defaults
     )
 
 
-def result(task="a", started=0.0, ended=1.0, **other):
-    known = {
+def result(task="a", started=0.0, ended=1.0, **fields):
+    defaults = {
         "ending": TaskEnding.DONE,
         "answer": "yes",
         "value": None,
@@ -86,16 +88,16 @@ def result(task="a", started=0.0, ended=1.0, **other):
         "tries": 1,
         "prompt_tokens": 5,
         "output_tokens": 10,
-    } | other
-    return TaskResult(task=task, started_at=BEGAN + started, ended_at=BEGAN + ended, **known)
+    } | fields
+    return TaskResult(task=task, started_at=BEGAN + started, ended_at=BEGAN + ended, **defaults)
 
 
-def run_of(total, done, failed=0, **other):
+def run_of(total, done, failed=0, **fields):
     if done + failed == total:
         state = SwarmRunState.DONE
     else:
         state = SwarmRunState.STOPPED
-    known = {
+    defaults = {
         "kind": "map",
         "created_at": BEGAN,
         "name": "tasks.jsonl",
@@ -106,8 +108,8 @@ def run_of(total, done, failed=0, **other):
         "simulated": False,
         "state": state,
         "sessions": 1,
-    } | other
-    return SwarmRun(id="20260101-000000-abcdef", counts=Counts(total, done, failed), **known)
+    } | fields
+    return SwarmRun(id="20260101-000000-abcdef", counts=Counts(total, done, failed), **defaults)
 
 
 def made_story(run, attempts, results, *, sessions=None, facts=(), now=BEGAN + 9999):
@@ -124,7 +126,7 @@ LOST = [
 ]
 
 
-def busy_story(tasks=60, lanes=12, seed=3, **other):
+def busy_story(tasks=60, lanes=12, seed=3, **fields):
     """Queues, retries, rejections, stragglers, two sessions and an endpoint that was down for a
     while.
     """
@@ -154,30 +156,33 @@ def busy_story(tasks=60, lanes=12, seed=3, **other):
                 why = Why.FIRST
             else:
                 why = rng.choice([Why.RETRY, Why.STRAGGLER, Why.RESUMED])
-            told = {
+            attempt_fields = {
                 "session": 1 if begin < 3000 else 2,
                 "number": tries,
                 "why": why,
                 "outcome": outcome,
                 **fault,
             }
-            told |= {
+            attempt_fields |= {
                 "queued_ms": 400 * rng.random(),
                 "first_token_at": BEGAN + begin + 0.9,
                 "prompt_tokens": 30,
             }
-            told |= {"output_tokens": int(20 * lasted), "replica": rng.choice(["r0", "r1"])}
-            attempts.append(attempt(name, agent, begin, begin + lasted, **told))
+            attempt_fields |= {
+                "output_tokens": int(20 * lasted),
+                "replica": rng.choice(["r0", "r1"]),
+            }
+            attempts.append(attempt(name, agent, begin, begin + lasted, **attempt_fields))
             free[agent] = begin + lasted
         last = attempts[-1]
-        known = {"tries": tries, "output_tokens": last.output_tokens}
+        result_fields = {"tries": tries, "output_tokens": last.output_tokens}
         if number % 29 == 7:
-            known = {
+            result_fields = {
                 "ending": TaskEnding.FAILED, "error_kind": "http_400",
                 "error": "<script>alert(1)</script>", "answer": "<b>no</b>", "tries": 4,
             }  # fmt: skip
-        results.append(result(name, 0, last.ended_at - BEGAN, **known))
-    attempts.sort(key=lambda one: one.started_at)
+        results.append(result(name, 0, last.ended_at - BEGAN, **result_fields))
+    attempts.sort(key=lambda attempt: attempt.started_at)
     first = [attempt.ended_at for attempt in attempts if attempt.session == 1]
     sessions = [session(1, BEGAN, max(first), outcome="stopped", error="the endpoint went away")]
     if any(attempt.session == 2 for attempt in attempts):
@@ -187,5 +192,5 @@ def busy_story(tasks=60, lanes=12, seed=3, **other):
         (1, "endpoint", BEGAN + 11, {"up": True}),
     ]
     failed = sum(result.ending is TaskEnding.FAILED for result in results)
-    run = run_of(tasks, tasks - failed, failed, sessions=len(sessions), **other)
+    run = run_of(tasks, tasks - failed, failed, sessions=len(sessions), **fields)
     return made_story(run, attempts, results, sessions=sessions, facts=facts)

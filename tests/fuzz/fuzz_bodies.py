@@ -34,7 +34,10 @@ SEEDS = [
     b'{"pad":"\2","a":"\\"model\\":\\"b\\"","model":"z"}',
     b'\xef\xbb\xbf{"model":"a"}',
     b'data: {"usage":{"prompt_tokens":3,"completion_tokens":4}}\n\ndata: [DONE]\n\n',
-    b'{"usage":{"prompt_tokens":3,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":1}}}',
+    (
+        b'{"usage":{"prompt_tokens":3,"completion_tokens":4,'
+        b'"prompt_tokens_details":{"cached_tokens":1}}}'
+    ),
     b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--x--',
 ]
 WORDS = [
@@ -94,19 +97,19 @@ def check_model(body):
         document = None
         inspect_or_refuse(body)
         return
-    seen = inspect_or_refuse(body)
+    inspection = inspect_or_refuse(body)
     is_object = isinstance(document, dict)
     assert wants_stream(body) == (is_object and document.get("stream") is True) or not is_object
     if not is_object:
         return
     model = document.get("model")
-    if seen is None:
+    if inspection is None:
         assert may_be_refused(document, body), document
         return
-    if seen.model is not None or len(body) <= LONG_BYTES:
-        assert seen.model == model, (seen.model, model)
-    if seen.model is not None:
-        check_replaced(body, document, seen)
+    if inspection.model is not None or len(body) <= LONG_BYTES:
+        assert inspection.model == model, (inspection.model, model)
+    if inspection.model is not None:
+        check_replaced(body, document, inspection)
 
 
 def inspect_or_refuse(body):
@@ -138,8 +141,8 @@ def has_infinity(value):
     return isinstance(value, float) and math.isinf(value)
 
 
-def check_replaced(body, document, seen):
-    changed = with_model(body, seen.model, "new", seen.name_at)
+def check_replaced(body, document, inspection):
+    changed = with_model(body, inspection.model, "new", inspection.name_at)
     if changed is not None:
         assert parsed(changed) == {**document, "model": "new"}
 

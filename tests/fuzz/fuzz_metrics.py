@@ -53,5 +53,5 @@ def opens_only(line):
     return "{" in line and _WHOLE.fullmatch(line) is None
 
 
-def same(number, other):
-    return number == other or (math.isnan(number) and math.isnan(other))
+def same(number, expected):
+    return number == expected or (math.isnan(number) and math.isnan(expected))

@@ -13,7 +13,10 @@ from skep.wire.json_pipe import JsonPipe
 
 WAIT_S = 10.0
 SEEDS = [
-    b'{"op":"replicas","replicas":[{"name":"a","model":"m","url":"http://x","slots":2}],"models":["m"]}\n',
+    (
+        b'{"op":"replicas","replicas":[{"name":"a","model":"m","url":"http://x","slots":2}],'
+        b'"models":["m"]}\n'
+    ),
     b'{"op":"status","id":1}\n{"op":"drain","id":2,"timeout_s":1.5}\n{"op":"exit"}\n',
     b'{"op":"settings","limits":{"max_queue":3},"workers":2}\n',
     b'{"op":"load_failed","model":"m","why":"w","retry_after_s":1}\n',

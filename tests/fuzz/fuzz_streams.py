@@ -11,14 +11,17 @@ STATUSES = [200, 200, 200, 500]
 SEEDS = [
     b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n',
     (
-        b"data: "
-        b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":3}}\r\n\r\n'
+        b'data: {"choices":[{"text":"a","finish_reason":"stop"}],'
+        b'"usage":{"completion_tokens":3}}\r\n\r\n'
     ),
     b'event: x\ndata: {"choices":\ndata: [{"delta":{"reasoning":"r","tool_calls":[{}]}}]}\n\n',
     b'data: {"error":{"message":"no"}}\n\n',
     b': comment\n\ndata:{"timings":{"predicted_n":3,"predicted_ms":2.5}}\n\n',
     b'{"response":"a"}\n{"response":"b","done":true,"eval_count":2,"eval_duration":5}\n',
-    b'{"choices":[{"message":{"content":"whole"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1}}',
+    (
+        b'{"choices":[{"message":{"content":"whole"},"finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":1}}'
+    ),
 ]
 WORDS = [
     b"data: ",

@@ -40,8 +40,8 @@ def test_inputs_that_were_found_once_keep_every_promise(target):
 def changed_inputs(draw, target):
     """Two known inputs joined, with words that matter put in and bytes taken out."""
     inputs = [*seed_inputs(target), *corpus_inputs(target)]
-    known = [data for data in inputs if len(data) >= HEAD_BYTES]
-    data = bytearray(draw(st.sampled_from(known)))
+    long_inputs = [data for data in inputs if len(data) >= HEAD_BYTES]
+    data = bytearray(draw(st.sampled_from(long_inputs)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(HEAD_BYTES, len(data)))
         match draw(st.sampled_from(["insert", "delete", "flip", "join"])):
@@ -52,7 +52,7 @@ def changed_inputs(draw, target):
             case "flip" if at < len(data):
                 data[at] = draw(st.integers(0, 255))
             case "join":
-                data[at:] = draw(st.sampled_from(known))[HEAD_BYTES:]
+                data[at:] = draw(st.sampled_from(long_inputs))[HEAD_BYTES:]
     return bytes(data)
 
 

@@ -61,7 +61,7 @@ def test_merges_go_level_by_level_until_one_is_left():
     assert answer_of(run, results).complete
 
 
-def test_the_same_journal_gives_the_same_tasks_and_nothing_is_merged_before_all_is_there():
+def test_one_journal_gives_the_same_tasks_and_nothing_is_merged_before_all_is_there():
     """A killed run goes on with the merges that it had, and makes none twice."""
     run = run_of(9)
     results = first_answers(9)
@@ -114,7 +114,7 @@ def test_every_finding_is_in_the_answer_or_in_a_merge_that_was_used(sizes, rng):
     assert len(levels) <= len(sizes)
 
 
-def test_a_task_without_an_answer_is_named_and_answers_too_long_to_merge_stand_one_after_the_other():
+def test_missing_answers_are_named_and_those_too_long_to_merge_follow_one_another():
     run = run_of(3)
     long = first_answers(3, size=390)
     assert next_tasks(run, [], long) == []

@@ -36,14 +36,15 @@ def files_of(split):
     return {piece.ref.rpartition(":")[0] for part in split.parts for piece in part.pieces}
 
 
-def test_files_are_cut_into_tasks_that_fit_and_small_ones_go_together_unless_each_is_wanted(
-    sources,
-):
+def test_a_file_is_cut_into_tasks_that_fit(sources):
     split = made(sources, {"id": "t", "files": ["long.md"]})
     cut = [part for part in split.parts if part.id.startswith("t/")]
     assert [part.id for part in cut] == [f"t/{n}" for n in range(1, len(cut) + 1)]
     assert len(cut) > 2
     assert all(sum(len(piece.text) for piece in part.pieces) <= 600 for part in cut)
+
+
+def test_small_files_go_together_unless_each_is_wanted(sources):
     small = {"id": "t", "files": ["src/*.py"]}
     assert next(part.id for part in made(sources, small).parts) == "t"
     assert [part.id for part in made(sources, {**small, "each": True}).parts][:2] == ["t/1", "t/2"]
@@ -101,9 +102,9 @@ def test_pieces_follow_the_context_and_what_cannot_fit_is_said_before_anything_r
     assert (large.chunk_chars, large.answer_tokens) == (18_000, 2048)
     assert large.merge_chars > large.chunk_chars
     assert ask_split.sizes_of(2048, 3.0, chunk_tokens=None, max_tokens=None).answer_tokens == 256
-    for context, chunk, most in ((512, None, 500), (2048, 5000, None)):
+    for context, chunk, max_tokens in ((512, None, 500), (2048, 5000, None)):
         with pytest.raises(UserError, match="context of"):
-            ask_split.sizes_of(context, 3.0, chunk_tokens=chunk, max_tokens=most)
+            ask_split.sizes_of(context, 3.0, chunk_tokens=chunk, max_tokens=max_tokens)
 
 
 CODE = "\n".join(f"def f{n}():\n    x = {n}\n\n    return x\n\n" for n in range(40)) + "\n"
@@ -111,10 +112,10 @@ CODE = "\n".join(f"def f{n}():\n    x = {n}\n\n    return x\n\n" for n in range(
 
 @given(st.text(alphabet="ab \n#\t", max_size=400), st.integers(5, 120))
 @settings(max_examples=80, deadline=None)
-def test_pieces_cover_a_text_in_order_and_none_is_too_long(text, most):
+def test_pieces_cover_a_text_in_order_and_none_is_too_long(text, max_chars):
     """Only blank stretches may be left out."""
-    pieces = ask_split.pieces_of("a.md", text, most)
-    assert all(len(piece.text) <= most for piece in pieces)
+    pieces = ask_split.pieces_of("a.md", text, max_chars)
+    assert all(len(piece.text) <= max_chars for piece in pieces)
     got = "".join(piece.text for piece in pieces)
     assert "".join(got.split()) == "".join(text.split())
 
@@ -123,13 +124,13 @@ MARKDOWN = "".join(f"# Chapter {n}\n\n" + "Some words here.\n" * 6 + "\n" for n 
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "most", "begin"),
+    ("name", "text", "max_chars", "begin"),
     [("a.py", CODE, 500, "def "), ("a.md", MARKDOWN, 320, "# Chapter")],
 )
-def test_code_is_cut_between_functions_and_markdown_at_headings_and_a_line_longer_than_a_piece_anywhere(
-    name, text, most, begin
+def test_a_text_is_cut_at_functions_and_headings_and_a_long_line_anywhere(
+    name, text, max_chars, begin
 ):
-    pieces = ask_split.pieces_of(name, text, most)
+    pieces = ask_split.pieces_of(name, text, max_chars)
     assert len(pieces) > 2
     assert all(piece.text.startswith(begin) for piece in pieces)
     long = ask_split.pieces_of("a.txt", "short\n" + "word " * 500 + "\nshort\n", 1000)
@@ -188,13 +189,13 @@ def test_patterns_that_lead_out_or_nowhere_are_refused(tree, pattern):
 
 def test_patterns_of_the_users_own_shell_may_begin_in_another_folder(tree):
     """A question about a neighbouring checkout was refused with "leads out of"."""
-    here = tree / "sub"
+    folder = tree / "sub"
     sources = ask_split.find_sources(
-        here, ["../*.py", "deep", str(tree / "notes.md")], outside=True
+        folder, ["../*.py", "deep", str(tree / "notes.md")], outside=True
     )
     assert list(sources.texts) == ["../a.py", "../notes.md", "deep/c.py"]
     assert dict(sources.left_out)["../link.py"] == "outside of the root"
-    whole_folder = ask_split.find_sources(here / "deep", ["../../sub"], outside=True)
+    whole_folder = ask_split.find_sources(folder / "deep", ["../../sub"], outside=True)
     assert list(whole_folder.texts) == ["../b.py", "c.py"]
 
 

@@ -13,8 +13,14 @@ ENDPOINT = "/v1/chat/completions"
 
 
 def line(name="a", **fields):
-    told = {"custom_id": name, "method": "POST", "url": ENDPOINT, "body": {"model": "m"}, **fields}
-    return json.dumps(told).encode() + b"\n"
+    request = {
+        "custom_id": name,
+        "method": "POST",
+        "url": ENDPOINT,
+        "body": {"model": "m"},
+        **fields,
+    }
+    return json.dumps(request).encode() + b"\n"
 
 
 def found(*lines, **limits):
@@ -174,7 +180,7 @@ def test_no_bytes_break_a_form(rest):
 
 
 @pytest.mark.parametrize(
-    ("said", "boundary"),
+    ("content_type", "boundary"),
     [
         ("multipart/form-data; boundary=abc", b"abc"),
         ('Multipart/Form-Data; charset=utf-8; Boundary="a b"', b"a b"),
@@ -183,5 +189,5 @@ def test_no_bytes_break_a_form(rest):
         ("", None),
     ],
 )
-def test_the_boundary_stands_in_the_content_type(said, boundary):
-    assert boundary_of(said) == boundary
+def test_the_boundary_stands_in_the_content_type(content_type, boundary):
+    assert boundary_of(content_type) == boundary

@@ -65,7 +65,7 @@ def test_the_client_reads_every_state_of_a_batch_and_a_file():
     "window", ["", "25h", "0h", "24", "h", "1d", "-1h", "1.5h", " 24h", "٢h", "99999999h"]
 )
 def test_a_window_is_a_day_or_less_and_any_other_is_refused(window):
-    assert [window_seconds(known) for known in ("24h", "1h", "90m", "1440m")] == [
+    assert [window_seconds(window) for window in ("24h", "1h", "90m", "1440m")] == [
         86_400,
         3600,
         5400,
@@ -75,9 +75,9 @@ def test_a_window_is_a_day_or_less_and_any_other_is_refused(window):
         window_seconds(window)
 
 
-def spec(**more):
+def spec(**fields):
     return json.dumps(
-        {"input_file_id": "f", "endpoint": ENDPOINTS[0], "completion_window": "24h", **more}
+        {"input_file_id": "f", "endpoint": ENDPOINTS[0], "completion_window": "24h", **fields}
     ).encode()
 
 

@@ -41,10 +41,10 @@ class Sent:
 class Scripted:
     """A gateway: so many slots, the same answer for all. `silent`: it never answers."""
 
-    def __init__(self, *, slots=3, silent=False, most=None, answers=None):
+    def __init__(self, *, slots=3, silent=False, max_open=None, answers=None):
         self.slots = slots
         self.silent = silent
-        self.most = most
+        self.most = max_open
         self.answers = answers  # None: all
         self.sent = []
         self.requests = []
@@ -124,7 +124,9 @@ class Bench:
     def told(self, name):
         detail = self.store.batch(name).detail
         ids = (detail.get("output_file_id"), detail.get("error_file_id"))
-        lines = [self.room.path(one).read_bytes().splitlines() if one else [] for one in ids]
+        lines = [
+            self.room.path(file_id).read_bytes().splitlines() if file_id else [] for file_id in ids
+        ]
         return [[json.loads(line) for line in line] for line in lines]
 
 
@@ -166,12 +168,12 @@ def test_a_few_wait_for_a_slot_and_a_process_that_ends_in_order_leaves_nothing_b
 def test_what_the_gateway_does_not_take_stays_here(bench):
     bench.add("batch_1", 20)
     gateway = bench.carry_out(
-        lambda: Scripted(silent=True, most=2), until=lambda gateway: len(gateway.sent) == 2
+        lambda: Scripted(silent=True, max_open=2), until=lambda gateway: len(gateway.sent) == 2
     )
     assert len(gateway.sent) == 2
 
 
-def test_many_batches_of_one_owner_keep_neither_another_owners_nor_one_that_is_cancelled_from_their_turn(
+def test_many_batches_of_one_owner_keep_nobody_elses_and_no_cancelled_one_waiting(
     bench,
 ):
     """One owner's batches once had all the room there is, until one of them ended."""
@@ -180,11 +182,11 @@ def test_many_batches_of_one_owner_keep_neither_another_owners_nor_one_that_is_c
     last = f"batch_{MOST_OF_KIND + 3}"
 
     class Late(Scripted):
-        def send(self, *what):
+        def send(self, *args):
             if len(self.sent) == MOST_OF_KIND - 1:
                 bench.add("batch_bob", 3, owner="bob")
                 bench.store.become(last, BatchStatus.CANCELLING, time.time())
-            return super().send(*what)
+            return super().send(*args)
 
     def both(gateway):
         bobs = sum(owner == "bob" for owner, _, _ in gateway.sent)
@@ -193,7 +195,7 @@ def test_many_batches_of_one_owner_keep_neither_another_owners_nor_one_that_is_c
     bench.carry_out(lambda: Late(slots=100, silent=True), until=both)
 
 
-def test_what_was_cancelled_or_finalizing_or_lost_its_file_meanwhile_ends_and_nothing_is_sent(
+def test_cancelled_or_finalizing_batches_and_those_without_a_file_end_unsent(
     bench,
 ):
     bench.add("cancelled")
@@ -209,8 +211,8 @@ def test_what_was_cancelled_or_finalizing_or_lost_its_file_meanwhile_ends_and_no
         [[], []],
     )
     assert (gateway.sent, bench.told("finalizing")) == ([], [[{"custom_id": "c0"}], []])
-    gone = bench.store.batch("gone")
-    assert (gone.status, gone.detail["errors"][0]["code"]) == (
+    vanished = bench.store.batch("gone")
+    assert (vanished.status, vanished.detail["errors"][0]["code"]) == (
         BatchStatus.FAILED,
         "input_file_missing",
     )
@@ -234,10 +236,10 @@ def test_what_is_not_done_in_its_window_expires(bench, window_s, answers, answer
 
 def test_a_file_that_goes_meanwhile_ends_what_was_not_sent(bench):
     class Careless(Scripted):
-        def send(self, *what):
+        def send(self, *args):
             if len(self.sent) == 3:
                 bench.room.delete(file)
-            return super().send(*what)
+            return super().send(*args)
 
     file = bench.add("batch_1", 10)
     gateway = bench.carry_out(Careless)
@@ -256,10 +258,10 @@ def test_a_disk_that_is_full_at_the_end_is_not_filled_further(bench):
 
     class Full(FileStorage):
         def write(self, file_id, pieces):
-            kept = list(pieces)
-            if any(b"batch_expired" in piece for piece in kept):
+            all_pieces = list(pieces)
+            if any(b"batch_expired" in piece for piece in all_pieces):
                 raise OSError(28, "No space left on device")
-            return super().write(file_id, kept)
+            return super().write(file_id, all_pieces)
 
     bench.add("batch_1", 3, window_s=1.0)
     room = bench.room
@@ -277,11 +279,11 @@ def test_a_store_that_is_full_for_a_while_gets_every_result(bench):
     class Full(BatchStore):
         refusals = 1
 
-        def record(self, *what):
+        def record(self, *args):
             if self.refusals:
                 self.refusals -= 1
                 raise StoreError("the disk is full")
-            super().record(*what)
+            super().record(*args)
 
     bench.add("batch_1", 8)
     gateway = bench.carry_out(Scripted, store=Full(bench.store.database))

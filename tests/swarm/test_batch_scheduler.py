@@ -1,6 +1,7 @@
 """What is sent next, what an answer means, and what stands in the output. No loop, no clock."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -25,7 +26,7 @@ def requests(count):
     return [BatchRequest(index, f"c{index}", 0, 0) for index in range(count)]
 
 
-def test_requests_go_out_in_their_order_and_are_done_when_answered_and_one_lost_replica_holds_up_no_other():
+def test_requests_go_out_in_their_order_and_one_lost_replica_holds_up_no_other():
     work = BatchSchedule(requests(4))
     work.next(0.0)
     assert not work.answered(0, BatchAnswer(None), 0.0)
@@ -50,7 +51,7 @@ def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
         assert work.next(now).index == 0
 
 
-def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while_and_what_it_refused_goes_last():
+def test_a_full_endpoint_gets_nothing_new_for_a_while_and_what_it_refused_goes_last():
     work = BatchSchedule(requests(3))
     work.next(0.0)
     assert not work.answered(0, BatchAnswer(429, retry_after_s=2.0), 0.0)
@@ -121,7 +122,7 @@ def test_an_odd_answer_is_kept_with_its_tokens_where_it_tells_them(body, tokens)
     )
 
 
-def test_what_has_no_answer_says_why_and_one_that_was_too_large_is_not_asked_for_again():
+def test_what_has_no_answer_says_why_and_a_too_large_one_is_not_asked_for_again():
     work = BatchSchedule(requests(1))
     request = work.next(0.0)
     too_large = BatchAnswer(None, fault="answer_too_large")
@@ -133,16 +134,33 @@ def test_what_has_no_answer_says_why_and_one_that_was_too_large_is_not_asked_for
         "batch_expired": result_of(request, BatchAnswer(None, fault="batch_expired"), "n", 0.0),
     }
     for code, result in results.items():
-        told = read(result)
-        assert (told["custom_id"], told["response"], told["error"]["code"]) == ("c0", None, code)
+        answer = read(result)
+        assert (answer["custom_id"], answer["response"], answer["error"]["code"]) == (
+            "c0",
+            None,
+            code,
+        )
+
+
+def schedules_with_one_turn():
+    """Two batches, the first with two requests that may kill the gateway, the second with one."""
+    turn = set()
+    losses = {0: ALONE_FROM, 1: ALONE_FROM, 2: ALONE_FROM - 1}
+    return BatchSchedule(requests(3), losses, turn), BatchSchedule(
+        requests(2), {0: MOST_LOST - 1}, turn
+    )
 
 
 def test_what_may_kill_the_gateway_goes_last_and_alone():
-    turn = set()
-    first = BatchSchedule(requests(3), {0: ALONE_FROM, 1: ALONE_FROM, 2: ALONE_FROM - 1}, turn)
-    second = BatchSchedule(requests(2), {0: MOST_LOST - 1}, turn)
+    first, second = schedules_with_one_turn()
     assert [first.next(0.0).index, first.next(0.0).index, first.next(0.0)] == [2, 0, None]
     assert [second.next(0.0).index, second.next(0.0)] == [1, None]
+
+
+def test_what_may_kill_the_gateway_takes_its_turn_across_batches():
+    first, second = schedules_with_one_turn()
+    for schedule in (first, first, second):
+        schedule.next(0.0)
     assert not first.answered(0, BatchAnswer(503), 0.0)  # it comes again, and takes its turn again
     assert second.next(0.0).index == 0
     assert first.next(100.0) is None
@@ -150,7 +168,7 @@ def test_what_may_kill_the_gateway_goes_last_and_alone():
     assert [first.next(100.0).index, first.next(100.0)] == [1, None]
     assert first.answered(1, BatchAnswer(200), 100.0)
     assert first.next(100.0).index == 0
-    assert [one.index for one in first.left()] == [0, 2]
+    assert [request.index for request in first.left()] == [0, 2]
 
 
 def test_what_is_taken_back_is_the_next_to_go_out():
@@ -162,49 +180,72 @@ def test_what_is_taken_back_is_the_next_to_go_out():
     assert [work.next(0.0).index, work.next(0.0).index, work.next(0.0)] == [1, 2, None]
 
 
-def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
-    """Gateways one after another; each is killed after some seconds, or by the poison.
+def schedule_of(name, count, ended, lost, turn):
+    """Return what a gateway makes of a batch that others have worked on."""
+    pending = [request for request in requests(count) if (name, request.index) not in ended]
+    losses = {index: times for (batch_name, index), times in lost.items() if batch_name == name}
+    return BatchSchedule(pending, losses, turn)
 
-    What failed, by batch.
+
+class GatewayLife:
+    """A gateway from its start until it is killed, by the test or by the poison."""
+
+    def __init__(self, schedules, slots, answer_s, poison, dies_after_s):
+        self.schedules = schedules
+        self.slots = slots
+        self.answer_s = answer_s
+        self.poison = poison
+        self.dies_after_s = dies_after_s
+        self.under_way = {}  # since when, by batch and index
+        self.ended = set()
+
+    def live(self, until):
+        now = 0
+        while now != until and not all(schedule.done for schedule in self.schedules.values()):
+            self.send(now)
+            since = self.under_way.get(self.poison)
+            if since is not None and now - since >= self.dies_after_s:
+                break
+            self.answer(now)
+            now += 1
+
+    def send(self, now):
+        for name, schedule in self.schedules.items():
+            while len(self.under_way) < self.slots:
+                request = schedule.next(now)
+                if request is None:
+                    break
+                self.under_way[name, request.index] = now
+
+    def answer(self, now):
+        for (name, index), since in list(self.under_way.items()):
+            if (name, index) != self.poison and now - since >= self.answer_s:
+                assert self.schedules[name].answered(index, BatchAnswer(200), now)
+                self.ended.add((name, index))
+                del self.under_way[name, index]
+
+
+def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
+    """Play gateways one after another, each killed after some seconds or by the poison; return the
+    requests of each batch that were set aside.
     """
-    lost = {}
+    lost = Counter()
     ended = set()
     aside = {name: set() for name in batches}
-    while any(
-        len(ended & {(name, i) for i in range(n)}) + len(aside[name]) < n
-        for name, n in batches.items()
-    ):
+    while len(ended) + sum(map(len, aside.values())) < sum(batches.values()):
         turn = set()
-        out = {}
-        now = 0
-        until = next(kills, None)
-        works = {}
+        schedules = {}
         for name, count in batches.items():
-            pending = [
-                request for request in requests(count) if (name, request.index) not in ended
-            ]
-            works[name] = BatchSchedule(
-                pending, {i: n for (of, i), n in lost.items() if of == name}, turn
-            )
-            aside[name] = {one.index for one in works[name].set_aside}
-        while any(not work.done for work in works.values()) and now != until:
-            for name, work in works.items():
-                while len(out) < slots and (request := work.next(now)) is not None:
-                    out[name, request.index] = now
-            if poison in out and now - out[poison] >= dies_after_s:
-                break
-            for (name, index), since in list(out.items()):
-                if (name, index) != poison and now - since >= answer_s:
-                    assert works[name].answered(index, BatchAnswer(200), now)
-                    ended.add((name, index))
-                    del out[name, index]
-            now += 1
-        for one in out:
-            lost[one] = lost.get(one, 0) + 1
+            schedules[name] = schedule_of(name, count, ended, lost, turn)
+            aside[name] = {request.index for request in schedules[name].set_aside}
+        life = GatewayLife(schedules, slots, answer_s, poison, dies_after_s)
+        life.live(until=next(kills, None))
+        ended |= life.ended
+        lost.update(life.under_way.keys())
     return aside
 
 
-def test_a_gateway_that_is_killed_now_and_then_loses_nothing_and_only_what_kills_it_is_set_aside():
+def test_a_killed_gateway_loses_nothing_and_only_what_kills_it_is_set_aside():
     """Killed seven times, and each time while the same long answers are under way, which are then
     done one by one.
 
@@ -222,15 +263,15 @@ def test_a_gateway_that_is_killed_now_and_then_loses_nothing_and_only_what_kills
     }
 
 
-def batch(number, owner="ann", model="m", **more):
-    return UnfinishedBatch(f"{owner} {model} {number}", owner, model, **more)
+def batch(number, owner="ann", model="m", **fields):
+    return UnfinishedBatch(f"{owner} {model} {number}", owner, model, **fields)
 
 
 def test_batches_of_one_owner_for_one_model_begin_in_their_order_while_there_is_room():
     """Those of others and for other models do so beside them; one that ends leaves its room."""
     waiting = [batch(number) for number in range(MOST_OF_KIND + 2)]
     assert choose(waiting, ()) == waiting[:MOST_OF_KIND]
-    under_way = [one.id for one in waiting[1 : MOST_OF_KIND + 1]]
+    under_way = [entry.id for entry in waiting[1 : MOST_OF_KIND + 1]]
     others = [batch("c", ending=True), batch(1, "bob"), batch(1, model="other"), batch(2, "bob")]
     assert choose([*waiting, *others], under_way) == others
     assert choose(waiting, under_way[1:]) == waiting[:1]

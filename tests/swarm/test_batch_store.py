@@ -42,26 +42,31 @@ def result(index, *, ok=True, line=b"x\n", **tokens):
     return BatchResult(index, 2.0, ok=ok, line=line, status=200, **tokens)
 
 
-def test_a_batch_is_what_its_newest_event_says(store):
+def test_a_new_batch_is_validated_then_in_progress(store):
     store.add_batch(order())
-    assert (store.batch("batch_1").status, store.batch("batch_2")) == (
-        BatchStatus.VALIDATING,
-        None,
-    )
+    assert store.batch("batch_1").status is BatchStatus.VALIDATING
+    assert store.batch("batch_2") is None
     store.validated("batch_1", 2.0, "m", requests(3))
     batch = store.batch("batch_1")
     assert (batch.order, batch.status) == (order(), BatchStatus.IN_PROGRESS)
-    assert (batch.detail["model"], batch.detail["total"], batch.detail["tally"]["completed"]) == (
-        "m",
-        3,
-        0,
-    )
+    assert (batch.detail["model"], batch.detail["total"]) == ("m", 3)
+    assert batch.detail["tally"]["completed"] == 0
+
+
+def test_a_batch_is_cancelled_once_whatever_the_other_process_was_at(store):
+    store.add_batch(order())
+    store.validated("batch_1", 2.0, "m", requests(3))
     assert store.become("batch_1", BatchStatus.CANCELLING, 3.0)
     assert not store.become("batch_1", BatchStatus.CANCELLING, 4.0)
-    assert [(one.cancelling, one.ending) for one in store.unfinished(9.0)] == [(True, True)]
+    assert [(entry.cancelling, entry.ending) for entry in store.unfinished(9.0)] == [(True, True)]
     assert store.become("batch_1", BatchStatus.FINALIZING, 5.0)
-    # Whatever the other process was at.
     assert store.batch("batch_1").status is BatchStatus.CANCELLING
+
+
+def test_a_cancelled_batch_is_final(store):
+    store.add_batch(order())
+    store.validated("batch_1", 2.0, "m", requests(3))
+    store.become("batch_1", BatchStatus.CANCELLING, 3.0)
     store.become("batch_1", BatchStatus.CANCELLED, 6.0, ())
     assert store.batch("batch_1").times[BatchStatus.CANCELLING] == 3.0
     assert (store.batch("batch_1").status, store.unfinished(9.0)) == (BatchStatus.CANCELLED, [])
@@ -120,7 +125,7 @@ def test_pages_are_by_age_and_by_owner_and_what_is_unfinished_by_age(store):
         f"batch_{number}" for number in range(4)
     ]
     assert store.unfinished(9.0)[1] == UnfinishedBatch("batch_1", "bob", "m")
-    assert [one.ending for one in store.unfinished(86_401.0)] == [True, True, False, False]
+    assert [entry.ending for entry in store.unfinished(86_401.0)] == [True, True, False, False]
 
 
 def test_a_file_is_in_use_until_its_batch_has_ended(store):
@@ -157,19 +162,24 @@ def test_what_a_killed_process_left_behind_is_removed_when_it_is_old(tmp_path):
     the store may have been replaced by mistake.
     """
     room = FileStorage(tmp_path)
-    kept = new_file_id()
+    kept_file = new_file_id()
     lost = new_file_id()
     part = f".{new_file_id()}.draft"
-    for name in (kept, lost, part, "notes.txt"):
+    for name in (kept_file, lost, part, "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
         os.utime(tmp_path / name, (1000, 1000))
-    for age_s, gone in (
+    for age_s, is_deleted in (
         (UNFINISHED_S, set()),
         (UNFINISHED_S + 1, {part}),
         (ORPHANED_S + 1, {part, lost}),
     ):
-        room.sweep({kept}, now=1000 + age_s)
-        assert {path.name for path in tmp_path.iterdir()} == {kept, lost, part, "notes.txt"} - gone
+        room.sweep({kept_file}, now=1000 + age_s)
+        assert {path.name for path in tmp_path.iterdir()} == {
+            kept_file,
+            lost,
+            part,
+            "notes.txt",
+        } - is_deleted
 
 
 def test_long_results_are_read_a_few_at_a_time(store):

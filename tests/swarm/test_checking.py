@@ -78,7 +78,7 @@ def test_a_complaint_is_one_line_with_the_place(text, complaint):
     assert checked.value is None
 
 
-def test_a_complaint_is_bounded_whatever_the_answer_and_a_hundred_thousand_brackets_take_no_time():
+def test_a_complaint_is_bounded_and_a_hundred_thousand_brackets_take_no_time():
     wide = check(json.dumps({"items": [{"price": "x" * 5000}] * 200}), schema=ORDER)
     assert len(wide.complaint) < LONGEST + 40
     assert "\n" not in wide.complaint
@@ -89,7 +89,7 @@ def test_a_complaint_is_bounded_whatever_the_answer_and_a_hundred_thousand_brack
     assert time.process_time() - began < 2
 
 
-def test_a_task_without_demands_takes_any_answer_but_none_and_a_checker_holds_beside_a_schema():
+def test_a_plain_task_takes_any_answer_but_none_and_a_checker_holds_beside_a_schema():
     assert check("hello").ok
     assert check("<think>hm</think> hello").text == "hello"
     assert not check("  \n").ok
@@ -147,7 +147,7 @@ def test_a_schema_may_refer_to_itself_and_a_check_that_is_broken_off_leaves_noth
     assert asyncio.run(checking()) == before
 
 
-def test_a_further_demand_is_made_of_values_and_a_checker_that_only_reads_opens_no_sandbox():
+def test_values_meet_a_further_demand_and_a_checker_that_only_reads_opens_no_sandbox():
     async def checking():
         async with AnswerChecker(
             lambda value: "$: too few" if not value["items"] else None
@@ -187,9 +187,9 @@ def test_code_is_run_in_one_sandbox_which_is_closed():
         async with AnswerChecker() as checks:
             await checks.prepare([doubles])
             sandbox = checks._sandbox
-            found = await asyncio.gather(*(checks.check(doubles, text) for text in answers))
+            checked = await asyncio.gather(*(checks.check(doubles, text) for text in answers))
             assert checks._sandbox is sandbox
-        return sandbox, found
+        return sandbox, checked
 
     sandbox, (right, wrong) = asyncio.run(checking())
     assert right.ok

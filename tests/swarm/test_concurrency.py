@@ -32,9 +32,9 @@ class Server:
 
     def drive(self, decider, seconds, limit=None, waiting=1000):
         for _ in range(round(seconds / 0.1)):
-            wanted = limit() if limit else decider.level
-            if wanted != self.level:
-                self.level = wanted
+            level = limit() if limit else decider.level
+            if level != self.level:
+                self.level = level
                 self.since = self.now
             busy = min(self.level, self.slots)
             self.now += 0.1
@@ -95,7 +95,7 @@ def test_a_refusal_makes_it_fewer_and_time_makes_it_more():
     assert allowed.limit == 20
 
 
-def test_nothing_is_sent_before_the_time_that_was_asked_for_unless_the_endpoint_comes_back():
+def test_nothing_is_sent_before_a_retry_after_has_passed_unless_the_endpoint_is_back():
     allowed = ConcurrencyLimit(EndpointSlots(4, is_gateway=True))
     allowed.refused(0.0, 1, 7.0)
     assert allowed.may_start(6.9, 0) == 0

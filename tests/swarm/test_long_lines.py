@@ -229,9 +229,7 @@ def request_of(prompt):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_batch_with_a_line_of_any_length_is_carried_out_and_a_broken_one_told_in_few_words(
-    batching, length
-):
+def test_a_batch_with_a_line_of_any_length_is_done_and_a_broken_one_told_briefly(batching, length):
     gateway = batching(server={"body_bytes": 150_000_000})
     whole = json.dumps(request_of("word " * (length // 5))).encode() + b"\n"
     batch = batch_of(gateway, whole)

@@ -150,7 +150,9 @@ def test_an_interrupt_keeps_what_is_done():
     length = {"short": 1, "long": 3000}
     with pytest.raises(KeyboardInterrupt):
         swarm.map_sync(
-            lambda one: {"prompt": one, "max_tokens": length[one]}, list(length), watch=watch
+            lambda prompt: {"prompt": prompt, "max_tokens": length[prompt]},
+            list(length),
+            watch=watch,
         )
     (run,) = runs()
     assert (run.state, run.counts.done, run.counts.left) == (SwarmRunState.STOPPED, 1, 1)
@@ -172,12 +174,12 @@ def test_a_template_takes_items_and_their_fields():
 
 
 def test_a_function_gives_a_prompt_messages_or_fields():
-    made = {
+    functions = {
         "text": "hello",
         "messages": [{"role": "user", "content": "hi"}],
         "fields": {"id": "own", "prompt": "hey", "max_tokens": 3},
     }
-    tasks = tasks_for(made.get, list(made), {"type": "object"})
+    tasks = tasks_for(functions.get, list(functions), {"type": "object"})
     assert [task.id for task in tasks] == ["1", "2", "own"]
     assert tasks[2].max_tokens == 3
     assert {task.schema["type"] for task in tasks} == {"object"}
@@ -221,7 +223,7 @@ def test_nothing_to_do_is_done_and_any_type_with_a_json_form_will_do():
     assert form.fault([1, 0]).startswith("$[1]: ")
 
 
-def test_the_endpoint_is_this_machines_unless_named_and_the_gateways_key_goes_to_these_two():
+def test_the_endpoint_is_this_machines_unless_named_and_the_key_goes_to_these_two():
     paths = user_paths(os.environ)
     assert url_here(paths, {"SKEP_URL": "http://box:1"}) == "http://box:1"
     assert url_here(paths, {}) == "http://127.0.0.1:8400"

@@ -68,11 +68,11 @@ def runs(env, tmp_path):
 @pytest.fixture(scope="module")
 def engine_of_all(tmp_path_factory):
     answers = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    said = [
+    endings = [
         {"prompt": "not accepted", "answer": '{"n": 7}'},
         {"prompt": "seven", "answer": "it is seven"},
     ]
-    answers.write_text("\n".join(map(json.dumps, said)))
+    answers.write_text("\n".join(map(json.dumps, endings)))
     with FakeEngine(slots=4, token_ms=1, answers=str(answers)) as engine:
         yield engine
 
@@ -93,26 +93,32 @@ def all_done(runs, run_id, number):
 
 
 def test_every_task_has_its_result_and_its_line(runs, quick):
-    seen = []
     run_id = runs.create(quick.url, some(30))
-    assert runs.carry_out(run_id, watch=seen.append) is SwarmRunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     all_done(runs, run_id, 30)
     line = runs.lines()[0]
-    assert (line["ok"], line["tries"], line["output_tokens"], line["finish_reason"]) == (
-        True,
-        1,
-        5,
-        "length",
-    )
-    assert (seen[-1].done, seen[-1].in_flight, seen[-1].output_tokens) == (30, 0, 150)
-    assert seen[-1].limit == 6
+    assert (line["ok"], line["tries"], line["output_tokens"]) == (True, 1, 5)
+    assert line["finish_reason"] == "length"
+
+
+def test_a_run_reports_its_progress_and_closes_its_session(runs, quick):
+    progress = []
+    run_id = runs.create(quick.url, some(30))
+    assert runs.carry_out(run_id, watch=progress.append) is SwarmRunState.DONE
+    assert (progress[-1].done, progress[-1].in_flight, progress[-1].output_tokens) == (30, 0, 150)
+    assert progress[-1].limit == 6
     (session,) = runs.read("session_rows", run_id)
     assert (session.outcome, session.endpoint["model"]) == ("done", "fake-model")
     assert not lock_path(runs.paths, run_id).exists()
-    asked = quick.state()["requests"]
+
+
+def test_a_finished_run_sends_nothing_more_and_writes_its_file_again(runs, quick):
+    run_id = runs.create(quick.url, some(30))
+    runs.carry_out(run_id)
+    request_count = quick.state()["requests"]
     runs.output.unlink()
     assert runs.carry_out(run_id) is SwarmRunState.DONE
-    assert quick.state()["requests"] == asked, "a finished run asks for nothing more"
+    assert quick.state()["requests"] == request_count, "a finished run asks for nothing more"
     all_done(runs, run_id, 30)
 
 
@@ -120,11 +126,11 @@ def test_the_live_speed_counts_tokens_where_an_event_carries_several(runs):
     """With speculation an event carries two or three tokens, and the live view said a third of the
     speed.
     """
-    seen = []
+    progress = []
     with FakeEngine(slots=2, token_ms=4, chunk_tokens=5) as engine:
         run_id = runs.create(engine.url, some(10, tokens=100))
-        runs.carry_out(run_id, watch=seen.append)
-    streaming = [progress for progress in seen if progress.lanes and progress.tok_s]
+        runs.carry_out(run_id, watch=progress.append)
+    streaming = [progress for progress in progress if progress.lanes and progress.tok_s]
     assert streaming[0].tok_s_is_floor
     last = streaming[-1]
     assert not last.tok_s_is_floor
@@ -138,9 +144,9 @@ def test_refusals_and_drops_and_cuts_lose_nothing(runs, quick):
     assert runs.carry_out(run_id) is SwarmRunState.DONE
     all_done(runs, run_id, 40)
     kinds = {
-        one.error_kind
-        for one in runs.read("attempts", run_id)
-        if one.outcome is AttemptOutcome.FAILED
+        attempt.error_kind
+        for attempt in runs.read("attempts", run_id)
+        if attempt.outcome is AttemptOutcome.FAILED
     }
     assert {"http_429", "http_500", "http_503", "closed"} <= kinds
 
@@ -148,14 +154,14 @@ def test_refusals_and_drops_and_cuts_lose_nothing(runs, quick):
 def test_an_engine_that_dies_and_comes_back_is_waited_for(runs):
     engine = FakeEngine(slots=4, token_ms=3).start()
     again = FakeEngine(slots=4, token_ms=1, port=engine.port)
-    seen = []
+    progress = []
 
     async def go():
         run_id = runs.create(engine.url, some(40))
-        work = asyncio.create_task(carry_out(runs.paths, run_id, watch=seen.append))
+        work = asyncio.create_task(carry_out(runs.paths, run_id, watch=progress.append))
         await asyncio.to_thread(engine.wait_for, requests=12)
         await asyncio.to_thread(engine.kill)
-        while not any(one.down_s is not None for one in seen):
+        while not any(moment.down_s is not None for moment in progress):
             await asyncio.sleep(0.02)
         await asyncio.to_thread(again.start)
         return run_id, await work
@@ -166,7 +172,7 @@ def test_an_engine_that_dies_and_comes_back_is_waited_for(runs):
         engine.close()
         again.close()
     assert state is SwarmRunState.DONE
-    assert {one.tries for one in all_done(runs, run_id, 40)} == {1}, (
+    assert {task_result.tries for task_result in all_done(runs, run_id, 40)} == {1}, (
         "none of it was a task's fault"
     )
     assert [fact["up"] for _, _, _, fact in runs.read("facts", run_id, "endpoint")] == [
@@ -184,11 +190,11 @@ def test_a_refused_key_is_not_waited_for(runs):
 
 
 def test_a_task_that_is_no_request_is_set_aside_and_blocks_nobody(runs, quick):
-    asked = quick.state()["requests"]
+    request_count = quick.state()["requests"]
     poison = Task("poison", ({"role": "user", "content": "word " * 9000},), max_tokens=5)
     run_id = runs.create(quick.url, [poison, *some(10)])
     assert runs.carry_out(run_id) is SwarmRunState.DONE
-    assert quick.state()["requests"] - asked == 11
+    assert quick.state()["requests"] - request_count == 11
     failed = runs.read("result", run_id, "poison")
     assert (failed.ending, failed.tries, failed.error_kind) == (TaskEnding.FAILED, 1, "http_400")
     line = next(line for line in runs.lines() if line["id"] == "poison")
@@ -196,9 +202,7 @@ def test_a_task_that_is_no_request_is_set_aside_and_blocks_nobody(runs, quick):
     assert "context" in line["error"]["message"]
 
 
-def test_a_wrong_answer_is_asked_again_with_what_was_wrong_and_set_aside_if_it_never_passes(
-    runs, quick
-):
+def test_a_wrong_answer_is_asked_again_with_its_fault_and_set_aside_in_the_end(runs, quick):
     ask = Task("t0", ({"role": "user", "content": "seven"},), max_tokens=50, schema=SCHEMA)
     never = Task(
         "t1", ({"role": "user", "content": "task 1"},), max_tokens=5, schema={"type": "array"}
@@ -209,7 +213,7 @@ def test_a_wrong_answer_is_asked_again_with_what_was_wrong_and_set_aside_if_it_n
     assert (result.ending, result.value, result.tries) == (TaskEnding.DONE, {"n": 7}, 2)
     assert (failed.ending, failed.tries, failed.error_kind) == (TaskEnding.FAILED, 2, "rejected")
     assert failed.answer
-    first, second = (one for one in runs.read("attempts", run_id) if one.task == "t0")
+    first, second = (attempt for attempt in runs.read("attempts", run_id) if attempt.task == "t0")
     assert (first.outcome, first.answer, second.why) == (
         AttemptOutcome.REJECTED,
         "it is seven",
@@ -220,12 +224,12 @@ def test_a_wrong_answer_is_asked_again_with_what_was_wrong_and_set_aside_if_it_n
 
 def test_a_gateway_is_filled(runs, start_gateway, quick):
     gateway = start_gateway()
-    seen = []
+    progress = []
     gateway.serve_engines(quick, quick, slots=2)
     run_id = runs.create(gateway.url, some(30), priority="batch")
-    assert runs.carry_out(run_id, watch=seen.append) is SwarmRunState.DONE
+    assert runs.carry_out(run_id, watch=progress.append) is SwarmRunState.DONE
     all_done(runs, run_id, 30)
-    assert seen[-1].limit == 6
+    assert progress[-1].limit == 6
 
 
 def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
@@ -307,7 +311,7 @@ def test_an_answer_that_never_ends_is_broken_off_and_set_aside(runs, quick, monk
     (result,) = runs.read("results", run_id)
     assert (result.ending, result.tries, result.error_kind) == (TaskEnding.FAILED, 2, "too_long")
     assert result.error == "the answer has more than 5,000 bytes"
-    assert [one.answer for one in runs.read("attempts", run_id)] == [None, None]
+    assert [attempt.answer for attempt in runs.read("attempts", run_id)] == [None, None]
     quick.wait_for(running=0)
 
 
@@ -316,10 +320,10 @@ class KnownAnswers:
 
     def __init__(self, takes):
         self.takes = takes
-        self.asked = []
+        self.requests = []
 
     async def ask(self, _, *, fields, **__):
-        self.asked.append(fields)
+        self.requests.append(fields)
         name = (
             fields.get("response_format", {}).get("json_schema", {}).get("schema", {}).get("title")
         )
@@ -330,8 +334,8 @@ class KnownAnswers:
         )
 
 
-@pytest.mark.parametrize(("takes", "asked"), [(("a", "b"), 4), (("a",), 5), ((), 6)])
-def test_a_server_that_cannot_hold_answers_to_a_schema_is_asked_without_it(takes, asked):
+@pytest.mark.parametrize(("takes", "request_count"), [(("a", "b"), 4), (("a",), 5), ((), 6)])
+def test_a_server_that_cannot_hold_answers_to_a_schema_is_asked_without_it(takes, request_count):
     """And only once: what it does not take is remembered."""
     tasks = [
         Task(name, ({"role": "user", "content": name},), schema={**SCHEMA, "title": name})
@@ -339,12 +343,12 @@ def test_a_server_that_cannot_hold_answers_to_a_schema_is_asked_without_it(takes
     ]
 
     async def go():
-        line = KnownAnswers(takes)
-        async with AnswerChecker() as checking:
-            work = ChatWorker(line, checking, SwarmRunOptions(max_tokens=9))
-            return [await work.attempt(task, 1, None) for task in tasks], line.asked
+        client = KnownAnswers(takes)
+        async with AnswerChecker() as checker:
+            worker = ChatWorker(client, checker, SwarmRunOptions(max_tokens=9))
+            return [await worker.attempt(task, 1, None) for task in tasks], client.requests
 
-    came, sent = asyncio.run(go())
-    assert [one.value for one in came] == [{"n": 1}] * 4
-    assert len(sent) == asked
+    results, sent = asyncio.run(go())
+    assert [attempt_result.value for attempt_result in results] == [{"n": 1}] * 4
+    assert len(sent) == request_count
     assert {fields["max_tokens"] for fields in sent} == {9}

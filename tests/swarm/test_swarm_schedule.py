@@ -40,7 +40,7 @@ def task(name):
 
 
 def schedule(*tasks, **fields):
-    pending = [Pending(task(one)) for one in tasks]
+    pending = [Pending(task(name)) for name in tasks]
     order = SwarmRunOptions(**{"deadline_s": 60.0, **fields})
     return TaskSchedule(pending, order, session=1, epoch=1000.0, rng=Random(1))
 
@@ -63,7 +63,7 @@ def result(actions):
 def test_tasks_go_out_in_order_and_one_that_ends_makes_room_for_one():
     plan = schedule(*"abcd")
     sent = starts(plan.step(0.0, 3))
-    assert [one.task.id for one in sent] == ["a", "b", "c"]
+    assert [start.task.id for start in sent] == ["a", "b", "c"]
     assert not plan.step(1.0, 3)
     done = result(plan.ended(sent[1].lease, GOOD, 5.0))
     assert (done.task, done.ending, done.answer, done.tries) == ("b", TaskEnding.DONE, "yes", 1)
@@ -76,12 +76,12 @@ def test_what_is_the_endpoints_fault_costs_no_try():
     plan = schedule("a", tries=1)
     now = 0.0
     done = None
-    for came in (AWAY, REFUSED, REFUSED, AWAY, GOOD):
+    for attempt_result in (AWAY, REFUSED, REFUSED, AWAY, GOOD):
         assert done is None
         while not (sent := starts(plan.step(now, 1))):
             now += 0.5
             plan.probed(None, now)
-        done = result(plan.ended(sent[0].lease, came, now))
+        done = result(plan.ended(sent[0].lease, attempt_result, now))
     assert (done.ending, done.tries) == (TaskEnding.DONE, 1)
 
 
@@ -94,7 +94,7 @@ def test_a_refusal_is_waited_out_as_long_as_was_asked():
     assert starts(plan.step(6.0, 1))
 
 
-def test_an_endpoint_that_is_away_is_looked_for_one_look_at_a_time_and_when_one_answer_flows_the_others_follow():
+def test_an_endpoint_that_is_away_gets_one_probe_at_a_time_until_answers_flow():
     plan = schedule(*"abcdef")
     for start in starts(plan.step(0.0, 4)):
         plan.ended(start.lease, AWAY, 1.0)
@@ -112,9 +112,9 @@ def test_an_endpoint_that_only_refuses_is_given_up_but_not_while_it_answers():
     plan = schedule("a", "b", deadline_s=60.0)
     first, second = starts(plan.step(0.0, 2))
     plan.ended(first.lease, REFUSED, 1.0)
-    assert not any(isinstance(one, GiveUp) for one in plan.step(100.0, 2, {second.lease: 5}))
+    assert not any(isinstance(action, GiveUp) for action in plan.step(100.0, 2, {second.lease: 5}))
     plan.ended(second.lease, REFUSED, 101.0)
-    assert any(isinstance(one, GiveUp) for one in plan.step(102.0, 2))
+    assert any(isinstance(action, GiveUp) for action in plan.step(102.0, 2))
 
 
 def test_a_host_that_vanishes_without_a_word_is_noticed():
@@ -124,7 +124,10 @@ def test_a_host_that_vanishes_without_a_word_is_noticed():
     plan.step(1.0, 2, heard)
     assert plan.step(1.0 + SILENT_S, 2, heard) == [ProbeEndpoint()]
     dropped = plan.probed("did not answer within 10 s", 41.0)
-    assert {one.lease for one in dropped if isinstance(one, Cancel)} == {first.lease, second.lease}
+    assert {action.lease for action in dropped if isinstance(action, Cancel)} == {
+        first.lease,
+        second.lease,
+    }
     assert not plan.leases
 
 
@@ -176,14 +179,44 @@ def test_every_error_has_its_kind(expected, kinds):
     st.sampled_from([None, 0.0, 20.0]),
     st.integers(),
 )
-def test_waits_are_bounded_and_never_shorter_than_asked(error, times, asked, seed):
-    wait = wait_s(error, times, Random(seed), asked)
+def test_waits_are_bounded_and_never_shorter_than_asked(error, times, retry_after_s, seed):
+    wait = wait_s(error, times, Random(seed), retry_after_s)
     assert 0 <= wait <= 50
-    if asked is not None and error is not ErrorKind.TRY:
-        assert wait >= asked
+    if retry_after_s is not None and error is not ErrorKind.TRY:
+        assert wait >= retry_after_s
 
 
 ENDS = st.sampled_from([GOOD, GOOD, BROKEN, AWAY, REFUSED, SLOW, WRONG, BAD])
+
+
+class Play:
+    """A schedule that is played against an endpoint; each task may have one result."""
+
+    def __init__(self, names):
+        self.plan = schedule(*names, deadline_s=1e12, tries=3)
+        self.now = 0.0
+        self.results = {}
+
+    def take(self, actions):
+        for action in actions:
+            if isinstance(action, Start):
+                assert action.task.id not in self.results
+            if isinstance(action, Recorded) and action.result is not None:
+                assert action.result.task not in self.results
+                self.results[action.result.task] = action.result
+
+    def step(self, attempt_result, limit, is_probed, place):
+        plan = self.plan
+        self.now += 3.0
+        before = len(plan.leases)
+        self.take(plan.step(self.now, limit, dict.fromkeys(plan.leases, place % 2)))
+        assert len(plan.leases) <= max(limit, before)
+        assert len({lease.agent for lease in plan.leases.values()}) == len(plan.leases)
+        if is_probed:
+            self.take(plan.probed(None if place % 3 else "away", self.now))
+        if plan.leases:
+            lease_id = list(plan.leases)[place % len(plan.leases)]
+            self.take(plan.ended(lease_id, attempt_result, self.now))
 
 
 @settings(max_examples=40, deadline=None)
@@ -194,36 +227,13 @@ ENDS = st.sampled_from([GOOD, GOOD, BROKEN, AWAY, REFUSED, SLOW, WRONG, BAD])
 def test_every_task_ends_once_and_never_are_too_many_under_way(number, events):
     """Whatever happens: one result each, none sent after it, and in the end all have one."""
     names = [f"t{place}" for place in range(number)]
-    plan = schedule(*names, deadline_s=1e12, tries=3)
-    now = 0.0
-    ended = {}
-
-    def take(actions):
-        for action in actions:
-            if isinstance(action, Start):
-                assert action.task.id not in ended
-            if isinstance(action, Recorded) and action.result is not None:
-                assert action.result.task not in ended
-                ended[action.result.task] = action.result
-
-    def play(came, limit, looked, which):
-        nonlocal now
-        now += 3.0
-        before = len(plan.leases)
-        take(plan.step(now, limit, dict.fromkeys(plan.leases, which % 2)))
-        assert len(plan.leases) <= max(limit, before)
-        assert len({lease.agent for lease in plan.leases.values()}) == len(plan.leases)
-        if looked:
-            take(plan.probed(None if which % 3 else "away", now))
-        if plan.leases:
-            take(plan.ended([*plan.leases][which % len(plan.leases)], came, now))
-
+    play = Play(names)
     for event in events:
-        play(*event)
+        play.step(*event)
     for _ in range(40 * number):
-        play(GOOD, 4, True, 1)
-    assert sorted(ended) == sorted(names)
-    assert plan.is_over
+        play.step(GOOD, 4, True, 1)
+    assert sorted(play.results) == sorted(names)
+    assert play.plan.is_over
 
 
 def breaks_of(poison, restarts):

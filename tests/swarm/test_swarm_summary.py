@@ -14,8 +14,8 @@ TWO = (attempt("a", 0, 0, 10, output_tokens=50), attempt("b", 1, 1, 11, output_t
 DONE = (result("a", 0, 10, output_tokens=50), result("b", 1, 11, output_tokens=50))
 
 
-def account_of(run, attempts, results=(), **told):
-    return made_story(run, attempts, results, **told).account
+def account_of(run, attempts, results=(), **fields):
+    return made_story(run, attempts, results, **fields).account
 
 
 def test_the_wall_ends_with_the_last_attempt_when_every_task_has_its_result():

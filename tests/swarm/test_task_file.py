@@ -124,17 +124,17 @@ def test_messages_pass_as_they_are():
 
 
 def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
-    own = {"role": "system", "content": "own"}
+    own_system = {"role": "system", "content": "own"}
     first, second = read(
         '{"prompt": "a", "max_tokens": 5}\n'
-        + json.dumps({"messages": [own, {"role": "user", "content": "b"}]}),
+        + json.dumps({"messages": [own_system, {"role": "user", "content": "b"}]}),
         system="s",
         max_tokens=7,
         schema={"type": "object"},
     )
     assert (first.max_tokens, second.max_tokens) == (5, 7)
     assert first.messages[0]["content"] == "s"
-    assert second.messages[0] == own
+    assert second.messages[0] == own_system
     assert first.schema == second.schema == {"type": "object"}
     with pytest.raises(
         UserError, match=r"`max_tokens` must be a whole number from 1 to 10000000, not `0`"

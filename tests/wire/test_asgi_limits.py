@@ -40,14 +40,14 @@ class App:
         if scope["type"] != "http":
             return
         length = 0
-        more = True
-        while more and scope["path"] != "/early":
+        more_body = True
+        while more_body and scope["path"] != "/early":
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.gone.set()
                 return
             length = length + len(message["body"])
-            more = message["more_body"]
+            more_body = message["more_body"]
         if scope["path"] == "/slow":
             self.slow.release()
             await asyncio.to_thread(self.go_on.wait, 10)

@@ -69,11 +69,11 @@ async def test_a_pooled_connection_that_died_is_replaced_without_the_caller_noti
     """llama.cpp closes idle connections after 5 s:
     the next request must not fail because of it.
     """
-    seen = []
+    bodies = []
 
     async def one_answer_per_connection(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        seen.append(1)
+        bodies.append(1)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
         await writer.drain()
         # The next request arrives on a connection about to close, and gets nothing.
@@ -83,7 +83,7 @@ async def test_a_pooled_connection_that_died_is_replaced_without_the_caller_noti
         pool = Pool(origin)
         for _ in range(3):
             assert (await fetch(pool, "GET", "/")).body == b"ok"
-        assert len(seen) == 3
+        assert len(bodies) == 3
         await pool.close()
 
 
@@ -182,24 +182,24 @@ async def test_nobody_listening_is_one_clear_failure():
 
 
 async def test_a_caller_that_gives_up_or_is_cancelled_closes_its_connection():
-    asked = asyncio.Event()
-    gone = asyncio.Event()
+    has_asked = asyncio.Event()
+    has_left = asyncio.Event()
 
     def never(request):
-        asked.set()
-        request.on_gone = gone.set
+        has_asked.set()
+        request.on_gone = has_left.set
 
     async with serving(never) as service:
         with pytest.raises(WireFailure) as caught:
             await fetch_once(service.origin, "GET", "/", timeout_s=0.2)
         assert caught.value.kind == "timeout"
-        await asyncio.wait_for(gone.wait(), 5)
-        for event in (asked, gone):
+        await asyncio.wait_for(has_left.wait(), 5)
+        for event in (has_asked, has_left):
             event.clear()
         task = asyncio.create_task(fetch_once(service.origin, "GET", "/"))
-        await asked.wait()
+        await has_asked.wait()
         task.cancel()
-        await asyncio.wait_for(gone.wait(), 5)
+        await asyncio.wait_for(has_left.wait(), 5)
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -216,10 +216,13 @@ async def test_a_stream_to_an_old_client_ends_with_the_connection():
     assert b"chunked" not in answer
 
 
-async def test_a_body_that_ends_with_the_connection_is_whole_and_an_answer_nobody_asked_for_reaches_no_other_request():
-    """A server that sends more than was asked: the surplus dies with its connection."""
+async def test_a_body_that_ends_with_the_connection_is_whole():
     async with plain_server(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")) as origin:
         assert (await fetch_once(origin, "GET", "/")).body == b"all of it"
+
+
+async def test_an_answer_nobody_asked_for_reaches_no_other_request():
+    """A server that sends more than was asked: the surplus dies with its connection."""
     double = (
         b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none"
         b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntwo"

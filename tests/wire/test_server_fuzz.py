@@ -74,14 +74,12 @@ def whole_requests(draw):
 
 
 INSERTED = (
-    b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b",", b"#", b"0", b"0\r\n\r\n", b"\r\n\r\n", (b"Host: "
-b"b\r\n"),
-    b"Content-Length: 3\r\n", b"Content-Length: +3\r\n", (b"Transfer-Encoding: "
-b"chunked\r\n"), b"Connection: close\r\n",
-    (b"Transfer-Encoding: "
-b"gzip\r\n"), b"Upgrade: h2c\r\n", b"Connection: upgrade\r\n", b"Expect: x\r\n", b" folded\r\n",
-    b"GET /inner HTTP/1.1\r\nHost: a\r\n\r\n", (b"CONNECT a:1 HTTP/1.1\r\nHost: "
-b"a\r\n\r\n"), b"PRI * HTTP/2.0\r\n\r\n",
+    b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b",", b"#", b"0", b"0\r\n\r\n", b"\r\n\r\n",
+    b"Host: b\r\n", b"Content-Length: 3\r\n", b"Content-Length: +3\r\n",
+    b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Transfer-Encoding: gzip\r\n",
+    b"Upgrade: h2c\r\n", b"Connection: upgrade\r\n", b"Expect: x\r\n", b" folded\r\n",
+    b"GET /inner HTTP/1.1\r\nHost: a\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\n",
 )  # fmt: skip
 
 

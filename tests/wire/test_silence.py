@@ -8,10 +8,10 @@ ANSWERS, SILENT, HANGS = Liveness
 TICK_S = 0.25
 
 
-def looks(watch, begin, end, **more):
+def looks(watch, begin, end, **options):
     """Look every quarter of a second; return what was found last."""
     ticks = range(round(begin / TICK_S), round(end / TICK_S) + 1)
-    return [watch.look(tick * TICK_S, **more) for tick in ticks][-1]
+    return [watch.look(tick * TICK_S, **options) for tick in ticks][-1]
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def watch():
 
 
 @pytest.mark.parametrize(
-    ("until_s", "found"), [(2.75, ANSWERS), (3.0, SILENT), (9.75, SILENT), (10.0, HANGS)]
+    ("until_s", "liveness"), [(2.75, ANSWERS), (3.0, SILENT), (9.75, SILENT), (10.0, HANGS)]
 )
-def test_a_process_is_silent_after_three_seconds_and_hangs_after_ten(watch, until_s, found):
-    assert looks(watch, 0, until_s) is found
+def test_a_process_is_silent_after_three_seconds_and_hangs_after_ten(watch, until_s, liveness):
+    assert looks(watch, 0, until_s) is liveness
 
 
 def test_a_sign_of_life_ends_the_silence(watch):

@@ -69,7 +69,7 @@ def echo(request):
 
 
 @contextlib.asynccontextmanager
-async def serving(handler=echo, limits=None, tls=None, **more):
+async def serving(handler=echo, limits=None, tls=None, **options):
     handled = []
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -80,7 +80,7 @@ async def serving(handler=echo, limits=None, tls=None, **more):
 
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    server = HttpServer(keep_and_handle, limits, **more)
+    server = HttpServer(keep_and_handle, limits, **options)
     await server.listen(sock, tls)
     try:
         yield Service(server, Origin("127.0.0.1", sock.getsockname()[1]), handled, complaints)

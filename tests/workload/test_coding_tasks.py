@@ -33,11 +33,11 @@ def test_prompts_are_those_of_earlier_runs():
     """Runs of before and after can be held against each other only while the prompts are the same,
     byte for byte.
     """
-    asked = [
+    requests = [
         [item.id, [dict(message) for message in item.messages], item.max_tokens, item.family]
         for item in ITEMS
     ]
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(requests, sort_keys=True).encode()).hexdigest()
     assert digest == "70e17dca125fa7bcd7852cb4aabbdb845e3f86104a28393d73c30759895b06f2"
 
 
@@ -63,13 +63,13 @@ def test_items_can_be_stored_and_their_code_compiles(item):
 OPTIONS = {"size": "short", "max_tokens": 32, "temperature": 0.0}
 
 
-def test_equal_options_have_one_fingerprint_on_every_machine_and_any_other_option_another():
+def test_equal_options_have_one_fingerprint_everywhere_and_any_other_option_another():
     """A mapping has no order, and None is how an option says that it was not given; value, type
     and presence count.
     """
     alike = [OPTIONS, dict(reversed(OPTIONS.items())), OPTIONS | {"words": None}]
     same = "260f5700305f33eb75133182b63b1eb6b60e629cb0fe27c220e6153e80087611"
-    assert {workload_fingerprint(one) for one in alike} == {same}
+    assert {workload_fingerprint(options) for options in alike} == {same}
     for changes in (
         {"size": "long"},
         {"max_tokens": 33},

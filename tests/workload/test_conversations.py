@@ -106,5 +106,5 @@ def test_agents_share_one_system_prompt_and_another_seed_has_another_one(tokens)
     assert pieces(prompts[0].system) == pytest.approx(tokens, abs=3)
     assert len({prompt.user.split()[0] for prompt in prompts}) == 50
     assert all(pieces(prompt.user) == pytest.approx(80, abs=2) for prompt in prompts)
-    (other,) = some(shared_prefix, 1, seed=2, tokens=tokens, task_tokens=80, **AS_PIECES)
-    assert other.system.split()[0] != prompts[0].system.split()[0]
+    (prompt,) = some(shared_prefix, 1, seed=2, tokens=tokens, task_tokens=80, **AS_PIECES)
+    assert prompt.system.split()[0] != prompts[0].system.split()[0]

@@ -18,10 +18,10 @@ MANY = [item for grade in GRADES for item in drills(5, 600, grade)]
 
 
 def by_family():
-    found = defaultdict(list)
+    items_by_family = defaultdict(list)
     for item in MANY:
-        found[item.family, item.difficulty].append(item)
-    return found
+        items_by_family[item.family, item.difficulty].append(item)
+    return items_by_family
 
 
 def test_the_same_seed_gives_the_same_drills_for_ever():
@@ -33,11 +33,11 @@ def test_the_same_seed_gives_the_same_drills_for_ever():
 
 def test_an_id_names_the_same_drill_however_many_are_asked_for():
     """More of them begin with the same ones; those of one grade are among those of all."""
-    some = drills(2, 50)
-    assert drills(2, 20) == some[:20]
-    assert [item.difficulty for item in some[:6]] == [1, 2, 3, 4, 5, 1]
+    sample = drills(2, 50)
+    assert drills(2, 20) == sample[:20]
+    assert [item.difficulty for item in sample[:6]] == [1, 2, 3, 4, 5, 1]
     for grade in GRADES:
-        assert drills(2, 10, grade) == [item for item in some if item.difficulty == grade]
+        assert drills(2, 10, grade) == [item for item in sample if item.difficulty == grade]
 
 
 def test_no_id_and_no_question_comes_twice_whatever_went_before_it():
@@ -72,8 +72,8 @@ def test_when_all_have_run_out_it_is_said_how_many_there_are():
 def test_the_right_answer_passes_and_another_one_does_not():
     """Another one: of the same family and grade, and different."""
     for items in by_family().values():
-        for item, other in pairwise(items):
-            answer, wrong = (str(one.checker.values["answer"]) for one in (item, other))
+        for item, following in pairwise(items):
+            answer, wrong = (str(drill.checker.values["answer"]) for drill in (item, following))
             assert read_check(item.checker, answer)[0]
             assert read_check(item.checker, f"The answer is **{answer}**.")[0]
             if answer != wrong:
@@ -89,16 +89,18 @@ def test_a_constant_answer_scores_low():
         assert best / len(items) <= (0.65 if options else 0.45), (family, grade)
 
 
-def test_a_question_is_not_among_its_examples_which_favour_no_choice_and_its_answer_fits_into_its_tokens():
+def test_a_question_is_not_among_its_examples_and_its_answer_fits_into_its_tokens():
     """Even where every character is a token, but for long lists of words."""
     for item in MANY:
-        *before, asked = item.messages
-        assert asked not in before
+        *before, question = item.messages
+        assert question not in before
         assert len(before) >= 2
         assert [message["role"] for message in item.messages] == ["user", "assistant"] * (
             len(before) // 2
         ) + ["user"]
-        counter = Counter(one["content"] for one in before if one["role"] == "assistant")
+        counter = Counter(
+            message["content"] for message in before if message["role"] == "assistant"
+        )
         if options := item.checker.values.get("options"):
             assert (len(set(counter.values())), set(counter)) == (1, set(options))
         assert len(str(item.checker.values["answer"])) <= 3 * item.max_tokens <= 3 * 64

@@ -24,7 +24,8 @@ F = "```"
         ("a <think>b</think>c <think>d</think>e", None, "a c e", "b\nd"),
         ("<think>b</think>c", "a", "c", "a\nb"),
         (
-            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>",
+            "<|channel|>analysis<|message|>hm<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>yes<|return|>",
             None,
             "yes",
             "hm",
@@ -42,8 +43,8 @@ F = "```"
 )
 def test_reasoning_is_kept_apart(answer, reasoning, text, thought):
     """Beside the answer, in tags, in a channel of its own, unclosed, or opened by the prompt."""
-    said = split_answer(answer, reasoning)
-    assert (said.text, said.reasoning) == (text, thought)
+    split = split_answer(answer, reasoning)
+    assert (split.text, split.reasoning) == (text, thought)
 
 
 def test_halves_of_characters_can_be_written_down():
@@ -172,7 +173,7 @@ def test_prose_is_not_code(text):
 def test_50_kb_of_anything_take_no_time(unit):
     text = unit * (50_000 // len(unit))
     began = time.process_time()
-    said = split_answer(text, None)
-    code_blocks(said.text or text)
+    split = split_answer(text, None)
+    code_blocks(split.text or text)
     python_of(text)
     assert time.process_time() - began < 2

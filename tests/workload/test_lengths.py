@@ -63,20 +63,20 @@ def test_long_prompts_are_python_with_distinct_functions():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "overhead", "least"), [(10, 0, "28"), (40, 30, "58"), (-5, 0, "28")]
+    ("tokens", "overhead", "min_tokens"), [(10, 0, "28"), (40, 30, "58"), (-5, 0, "28")]
 )
-def test_too_few_tokens_are_refused_with_the_least_that_works_and_far_too_many_as_well(
-    tokens, overhead, least
+def test_too_few_tokens_are_refused_with_the_least_that_works_and_far_too_many_too(
+    tokens, overhead, min_tokens
 ):
-    """Before the first prompt is taken; and the least does work.
+    """Before the first prompt is taken; and the min_tokens does work.
 
     A typing mistake must not fill the memory.
     """
     options = {"chars_per_token": CHARS_PER_PIECE, "overhead_tokens": overhead}
     with pytest.raises(UserError, match=f"`{tokens}` tokens are too few") as caught:
         some(0, tokens=tokens, **options)
-    assert least in caught.value.hint
-    assert some(1, tokens=int(least), **options)
+    assert min_tokens in caught.value.hint
+    assert some(1, tokens=int(min_tokens), **options)
     with pytest.raises(UserError, match="too many"):
         some(0, tokens=10**9)
 
@@ -85,29 +85,31 @@ def test_too_few_tokens_are_refused_with_the_least_that_works_and_far_too_many_a
 @pytest.mark.parametrize("scale", [0.6, 1.0, 1.7])
 def test_calibration_finds_ratio_and_overhead(scale, overhead):
     """Of a tokenizer that is nothing but pieces, exactly."""
-    found = calibrate((text, round(overhead + scale * pieces(text))) for text in sample_texts())
-    assert found.chars_per_token == pytest.approx(CHARS_PER_PIECE / scale, rel=0.005)
-    assert found.overhead_tokens == pytest.approx(overhead, abs=1)
-    assert found.error < 0.01
-    assert found.samples == 12
+    calibration = calibrate(
+        (text, round(overhead + scale * pieces(text))) for text in sample_texts()
+    )
+    assert calibration.chars_per_token == pytest.approx(CHARS_PER_PIECE / scale, rel=0.005)
+    assert calibration.overhead_tokens == pytest.approx(overhead, abs=1)
+    assert calibration.error < 0.01
+    assert calibration.samples == 12
 
 
 def test_calibration_survives_a_few_wrong_counts():
     """A cached prompt or a server that counts nothing: two of twelve."""
     counted = [[text, pieces(text) + 20] for text in sample_texts()]
     counted[1][1], counted[6][1] = 1, 5000
-    found = calibrate(map(tuple, counted))
-    assert found.chars_per_token == pytest.approx(CHARS_PER_PIECE, rel=0.02)
-    assert found.overhead_tokens == pytest.approx(20, abs=2)
-    assert found.worst > 1
+    calibration = calibrate(map(tuple, counted))
+    assert calibration.chars_per_token == pytest.approx(CHARS_PER_PIECE, rel=0.02)
+    assert calibration.overhead_tokens == pytest.approx(20, abs=2)
+    assert calibration.worst > 1
 
 
 def test_one_length_cannot_tell_the_overhead():
     """It is in the ratio then, and right for that length."""
     texts = [prompt.text for prompt in some(5, tokens=300)]
-    found = calibrate((text, pieces(text) + 30) for text in texts)
-    assert found.overhead_tokens == 0
-    assert found.tokens(texts[0]) == pytest.approx(pieces(texts[0]) + 30, rel=0.005)
+    calibration = calibrate((text, pieces(text) + 30) for text in texts)
+    assert calibration.overhead_tokens == 0
+    assert calibration.tokens(texts[0]) == pytest.approx(pieces(texts[0]) + 30, rel=0.005)
 
 
 @pytest.mark.parametrize("counted", [[], [("text", 0)], [("", 5)]])
@@ -120,8 +122,11 @@ def test_nothing_counted_is_an_error(counted):
 @pytest.mark.parametrize("tokens", [40, 100, 150, 300, 1000, 4000])
 def test_calibrated_prompts_are_right_on_average(tokens):
     """Within 3 % on a tokenizer that counts otherwise, from samples around the target."""
-    found = calibrate((text, coarse(text)) for text in sample_texts(tokens=tokens, count=24))
-    options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
+    calibration = calibrate((text, coarse(text)) for text in sample_texts(tokens=tokens, count=24))
+    options = {
+        "chars_per_token": calibration.chars_per_token,
+        "overhead_tokens": calibration.overhead_tokens,
+    }
     counts = [coarse(prompt.text) for prompt in some(40, tokens=tokens, **options)]
     assert sum(counts) / len(counts) == pytest.approx(tokens, rel=0.03)
 

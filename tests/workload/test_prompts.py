@@ -98,13 +98,13 @@ def test_code_is_python_whatever_the_names(idea):
     """Each idea, right and broken, parses with every thing and every field,
     and the bug is there.
     """
-    for (thing, things), field in [(pair, FIELDS[0]) for pair in THINGS] + [
+    for (noun, plural), field in [(pair, FIELDS[0]) for pair in THINGS] + [
         (THINGS[0], f) for f in FIELDS
     ]:
         names = {
-            "thing": thing,
-            "things": things,
-            "Thing": thing.title(),
+            "thing": noun,
+            "things": plural,
+            "Thing": noun.title(),
             "field": field,
             "number": "7",
         }

@@ -64,7 +64,7 @@ def test_the_last_number_counts_however_it_is_written(answer, text):
 def test_another_number_or_none_is_wrong_and_a_tolerance_is_kept_to(answer, text):
     assert not check("number", text, answer=answer)
     assert [
-        check("number", said, answer=3.14159, tolerance=0.01) for said in ("3.14", "3.12")
+        check("number", answer, answer=3.14159, tolerance=0.01) for answer in ("3.14", "3.12")
     ] == [True, False]
 
 
@@ -122,9 +122,7 @@ def test_a_choice_that_settles_on_nothing_is_wrong(text):
         ("yesterday", False),
     ],
 )
-def test_options_that_are_words_are_found_as_whole_words_and_the_longer_one_where_two_fit(
-    text, right
-):
+def test_options_are_found_as_whole_words_and_the_longer_one_where_two_fit(text, right):
     assert check("choice", text, answer="yes", options=["yes", "no"]) is right
     for answer in ("dark red", "red"):
         assert check("choice", "It is dark red", answer=answer, options=["red", "dark red"]) is (
@@ -152,7 +150,7 @@ def test_an_exact_answer_may_be_dressed_up(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         *(
             (text, {"answer": "foo bar"})
@@ -162,9 +160,11 @@ def test_an_exact_answer_may_be_dressed_up(text):
         ("**", {"answer": "..."}),
     ],
 )
-def test_an_exact_answer_is_all_there_is_and_its_case_counts_where_the_item_says_so(text, wanted):
-    assert not check("exact", text, **wanted)
-    assert check("exact", wanted["answer"], **wanted)
+def test_an_exact_answer_is_all_there_is_and_its_case_counts_where_the_item_says_so(
+    text, expected
+):
+    assert not check("exact", text, **expected)
+    assert check("exact", expected["answer"], **expected)
 
 
 def test_all_texts_must_occur_and_those_that_are_missing_are_named():
@@ -221,6 +221,6 @@ def test_what_is_said_of_an_answer_is_one_short_line():
             ("exact", {"answer": "a"}),
             ("choice", {"answer": "a", "options": ["a", "b"]}),
         ):
-            said = read_check(Checker(kind, values), text)[1]
-            assert len(said) < 200
-            assert not re.search(r"[\n\r]", said)
+            reason = read_check(Checker(kind, values), text)[1]
+            assert len(reason) < 200
+            assert not re.search(r"[\n\r]", reason)

@@ -39,7 +39,7 @@ def count(ask):
 
 
 @pytest.fixture(scope="module")
-def found(count):
+def calibration(count):
     return calibrate(
         (prompt.text, count(prompt.text)) for prompt in sample_prompts(random.Random(11), count=24)
     )
@@ -48,9 +48,12 @@ def found(count):
 @pytest.mark.parametrize(
     "tokens", [40, 100, 250, 1000, 8192, pytest.param(131_072, marks=pytest.mark.slow)]
 )
-def test_prompts_are_within_three_per_cent_on_average(tokens, found, count):
+def test_prompts_are_within_three_per_cent_on_average(tokens, calibration, count):
     """From one calibration for all lengths."""
-    options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
+    options = {
+        "chars_per_token": calibration.chars_per_token,
+        "overhead_tokens": calibration.overhead_tokens,
+    }
     stream = coding_prompts(random.Random(12), tokens=tokens, **options)
     counted = [count(prompt.text) for prompt in islice(stream, 20 if tokens < 5000 else 3)]
     assert sum(counted) / len(counted) == pytest.approx(tokens, rel=0.03)
@@ -65,8 +68,11 @@ def test_usage_calibrates_as_well_as_a_tokenizer(ask, count):
         return count(ask("/apply-template", messages=prompt.messages)["prompt"])
 
     samples = sample_prompts(random.Random(3), tokens=120, count=16)
-    found = calibrate((prompt.text, templated(prompt)) for prompt in samples)
-    options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
+    calibration = calibrate((prompt.text, templated(prompt)) for prompt in samples)
+    options = {
+        "chars_per_token": calibration.chars_per_token,
+        "overhead_tokens": calibration.overhead_tokens,
+    }
     prompts = list(islice(coding_prompts(random.Random(4), tokens=120, **options), 20))
     assert sum(map(templated, prompts)) / len(prompts) == pytest.approx(120, rel=0.03)
     answer = ask("/v1/chat/completions", messages=prompts[0].messages, max_tokens=1)
