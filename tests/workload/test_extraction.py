@@ -24,8 +24,10 @@ F = "```"
         ("a <think>b</think>c <think>d</think>e", None, "a c e", "b\nd"),
         ("<think>b</think>c", "a", "c", "a\nb"),
         (
-            "<|channel|>analysis<|message|>hm<|end|>"
-            "<|start|>assistant<|channel|>final<|message|>yes<|return|>",
+            (
+                "<|channel|>analysis<|message|>hm<|end|>"
+                "<|start|>assistant<|channel|>final<|message|>yes<|return|>"
+            ),
             None,
             "yes",
             "hm",
