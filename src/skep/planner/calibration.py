@@ -1,5 +1,7 @@
 """Fits one machine's factors on steps, on further sequences and on prompts to a measurement or two
 on it.
+
+Knows levels as they were measured, not how; stores nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +22,8 @@ _MOST = 10.0
 # deviation of the factor on further sequences from machine to machine, before anything was
 # measured
 _USUAL = 1.0
-_SIGMAS = {
-    2: 12.71,
-    3: 4.30,
-    4: 3.18,
-    5: 2.78,
-    6: 2.57,
-}  # in half of a 95 % interval, by the number of runs
+# in half of a 95 % interval, by the number of runs
+_SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}
 _AS_PREDICTED = Interval(1.0, 1.0, 1.0)
 SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
@@ -64,21 +61,13 @@ class CalibrationData(msgspec.Struct, frozen=True):
 
     @property
     def levels(self) -> tuple[MeasuredLevel, ...]:
-        return tuple(
-            sorted(
-                filter(None, (self.alone, self.crowd, *self.held_back)),
-                key=lambda s: s.concurrency,
-            )
-        )
+        measured = filter(None, (self.alone, self.crowd, *self.held_back))
+        return tuple(sorted(measured, key=lambda level: level.concurrency))
 
     @property
     def context(self) -> int:
-        return math.ceil(
-            max(
-                s.input_tokens + s.output_tokens
-                for s in (*self.levels, self.prompts or self.alone)
-            )
-        )
+        levels = (*self.levels, self.prompts or self.alone)
+        return math.ceil(max(level.input_tokens + level.output_tokens for level in levels))
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -94,38 +83,41 @@ class Fitted(msgspec.Struct, frozen=True):
 
     @property
     def tuning(self) -> StepTuning:
-        return StepTuning(
-            self.decode.estimate, self.batch.estimate if self.batch else 1.0, self.prompt.estimate
-        )
+        batch = self.batch.estimate if self.batch else 1.0
+        return StepTuning(self.decode.estimate, batch, self.prompt.estimate)
 
     def __str__(self) -> str:
-        told = [f"steps take {_words(self.decode)} as long as predicted"]
+        clauses = [f"steps take {_words(self.decode)} as long as predicted"]
         if self.batch is not None:
-            told.append(f"further sequences add {_words(self.batch)}")
+            clauses.append(f"further sequences add {_words(self.batch)}")
         if self.prompt != _AS_PREDICTED:
-            told.append(f"prompts take {_words(self.prompt)}")
-        return ", ".join(told)
+            clauses.append(f"prompts take {_words(self.prompt)}")
+        return ", ".join(clauses)
 
 
 def speed_model_maker(
     setup: Setup, rig: Rig, constants: Constants, measured: CalibrationData
 ) -> SpeedModelMaker:
-    """Return the setup with any tuning.
+    """Return a function from a tuning to the setup's speed model with it.
 
-    What was measured fitted, so the pool holds it whatever the arithmetic says.
+    What was measured did fit, so the pool holds it whatever the arithmetic says.
     """
 
     def foresee(tuning: StepTuning) -> SpeedModel:
-        found = prospect(setup, rig, constants, context=measured.context, tuning=tuning)
+        speed_model = prospect(setup, rig, constants, context=measured.context, tuning=tuning)
         widest = max(level.concurrency for level in measured.levels)
-        return replace(found, pool_tokens=max(found.pool_tokens, 1.1 * widest * measured.context))
+        return replace(
+            speed_model, pool_tokens=max(speed_model.pool_tokens, 1.1 * widest * measured.context)
+        )
 
     return foresee
 
 
 def fit(foresee: SpeedModelMaker, measured: CalibrationData) -> Fitted:
-    """Times of one agent alone are proportional to their factor; those of many grow with theirs in
-    a straight line.
+    """Return the factors with which the measured times come out.
+
+    Times of one agent alone are proportional to their factor; those of many grow with theirs in a
+    straight line.
     """
     plain = foresee(UNTUNED)
     alone = plain.outcome(measured.alone.load())
@@ -140,7 +132,7 @@ def fit(foresee: SpeedModelMaker, measured: CalibrationData) -> Fitted:
         batch = None
     named = {"steps": decode, "further sequences": batch, "prompts": prompt}
     cut = tuple(
-        name for name, found in named.items() if found and not _LEAST <= found.estimate <= _MOST
+        name for name, factor in named.items() if factor and not _LEAST <= factor.estimate <= _MOST
     )
     return Fitted(_bounded(decode), _bounded(batch) if batch else None, _bounded(prompt), cut)
 
@@ -149,23 +141,22 @@ def before_and_after(
     foresee: SpeedModelMaker, fitted: Fitted, measured_level: MeasuredLevel
 ) -> tuple[PredictedOutcome, PredictedOutcome]:
     """Return the prediction for a level without and with the calibration."""
-    return foresee(UNTUNED).outcome(measured_level.load()), foresee(fitted.tuning).outcome(
-        measured_level.load()
-    )
+    load = measured_level.load()
+    return foresee(UNTUNED).outcome(load), foresee(fitted.tuning).outcome(load)
 
 
 def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> Interval | None:
-    """Keep the factor near 1 where further sequences cost next to nothing and noise would
-    decide.
+    """Return the factor on further sequences: near 1 where they cost next to nothing and noise
+    would decide.
     """
 
     def tpot(batch: float) -> float:
-        """Of the median task: tasks of one length end and begin together, so it meets no prompt
-        while it decodes.
+        """Return the time of a token of the median task: tasks of one length end and begin
+        together, so it meets no prompt while it decodes.
         """
-        found = foresee(StepTuning(decode.estimate, batch))
-        step = found.step
-        sequences = max(1, round(crowd.concurrency / found.setup.layout.replicas))
+        speed_model = foresee(StepTuning(decode.estimate, batch))
+        step = speed_model.step
+        sequences = max(1, round(crowd.concurrency / speed_model.setup.layout.replicas))
         context = sequences * (crowd.input_tokens + crowd.output_tokens / 2)
         return step.seconds(sequences, context) / step.tokens_per_step(sequences)
 
@@ -175,15 +166,14 @@ def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> 
     if slope <= 1e-4 * high:
         return None
     estimate = crowd.tpot_s.estimate
-    found = 1.0 + (estimate - high) / slope
-    unsure = (
-        math.hypot((crowd.tpot_s.high - crowd.tpot_s.low) / 2, decode.half_width * estimate)
-        / slope
-    )
-    share = _USUAL**2 / (_USUAL**2 + (unsure / _SIGMAS.get(crowd.runs, 1.96)) ** 2)
-    found = 1.0 + (found - 1.0) * share
+    factor = 1.0 + (estimate - high) / slope
+    measured_half = (crowd.tpot_s.high - crowd.tpot_s.low) / 2
+    unsure = math.hypot(measured_half, decode.half_width * estimate) / slope
+    deviation = unsure / _SIGMAS.get(crowd.runs, 1.96)
+    share = _USUAL**2 / (_USUAL**2 + deviation**2)
+    factor = 1.0 + (factor - 1.0) * share
     unsure = unsure * math.sqrt(share)
-    return Interval(max(0.0, found - unsure), found, found + unsure)
+    return Interval(max(0.0, factor - unsure), factor, factor + unsure)
 
 
 def _scaled(measured: Interval, predicted: float) -> Interval:
@@ -192,12 +182,12 @@ def _scaled(measured: Interval, predicted: float) -> Interval:
     )
 
 
-def _bounded(found: Interval) -> Interval:
+def _bounded(factor: Interval) -> Interval:
     low, middle, high = (
-        min(_MOST, max(_LEAST, value)) for value in (found.low, found.estimate, found.high)
+        min(_MOST, max(_LEAST, value)) for value in (factor.low, factor.estimate, factor.high)
     )
     return Interval(low, middle, high)
 
 
-def _words(found: Interval) -> str:
-    return f"{found.estimate:.2f}x (± {100 * found.half_width:.0f} %)"
+def _words(factor: Interval) -> str:
+    return f"{factor.estimate:.2f}x (± {100 * factor.half_width:.0f} %)"

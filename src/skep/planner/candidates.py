@@ -1,5 +1,7 @@
 """What could be started: layouts x quantizations x KV types x speculation, each with slots and
 context that fit.
+
+Knows nothing of speed, nor of what the rules refuse.
 """
 
 from __future__ import annotations
@@ -42,9 +44,8 @@ _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 u
 # of a machine that is not known; what experts may take of it
 USUAL_RAM_GIB = 64
 RAM_SHARE = 0.75
-_OTHER_SIZE = (
-    0.6  # of a format's bits: a checkpoint that differs by more is not what its entry says
-)
+# of a format's bits: a checkpoint that differs by more is not what its entry says
+_OTHER_SIZE = 0.6
 
 
 class PinnedSizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,24 +99,38 @@ def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) 
     without slow ones.
     """
     count = len(rig.cards)
-    mixed = len({card.id for card in rig.cards}) > 1
-    found = []
-    # Over a network it splits by layers.
-    widest = 1 if engine == "llamacpp" and of_machines(rig) else count
-    for tp in (pins.tp,) if pins.tp else range(1, widest + 1):
-        spread = model.is_moe and tp > 1 and engine != "llamacpp"
-        if pins.ep:
-            expert_sizes: tuple[int, ...] = (pins.ep,)
-        else:
-            expert_sizes = (1, tp) if spread else (1,)
-        for pp in (pins.pp,) if pins.pp else range(1, max(1, count // tp) + 1):
-            most = max(1, min(count // (tp * pp), max(1, goal.agents)))
-            if pins.replicas:
-                wanted = [pins.replicas]
-            else:
-                wanted = list(range(most, 0, -1)) if mixed else [most]
-            found += [Layout(tp, pp, ep, r) for r in wanted for ep in expert_sizes]
-    return found
+    offered = []
+    if pins.tp:
+        tensor_sizes: Sequence[int] = (pins.tp,)
+    elif engine == "llamacpp" and of_machines(rig):  # over a network it splits by layers
+        tensor_sizes = (1,)
+    else:
+        tensor_sizes = range(1, count + 1)
+    for tp in tensor_sizes:
+        expert_sizes = _expert_sizes(tp, model, engine, pins)
+        stages = (pins.pp,) if pins.pp else range(1, max(1, count // tp) + 1)
+        for pp in stages:
+            replica_counts = _replica_counts(tp * pp, rig, goal, pins)
+            offered += [Layout(tp, pp, ep, r) for r in replica_counts for ep in expert_sizes]
+    return offered
+
+
+def _expert_sizes(tp: int, model: Geometry, engine: str, pins: Pins) -> tuple[int, ...]:
+    if pins.ep:
+        return (pins.ep,)
+    if model.is_moe and tp > 1 and engine != "llamacpp":
+        return (1, tp)
+    return (1,)
+
+
+def _replica_counts(cards_each: int, rig: Rig, goal: PlanGoal, pins: Pins) -> Sequence[int]:
+    if pins.replicas:
+        return (pins.replicas,)
+    largest = max(1, min(len(rig.cards) // cards_each, max(1, goal.agents)))
+    is_mixed = len({card.id for card in rig.cards}) > 1
+    if is_mixed:
+        return range(largest, 0, -1)
+    return (largest,)
 
 
 def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
@@ -131,15 +146,15 @@ def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tup
         if engine in checkpoint.engines
         for name in checkpoint.formats
     )
-    made = [
+    published = [
         QUANTS[name]
         for name in dict.fromkeys(names)
         if name in QUANTS and QUANTS[name].nominal >= 4
     ]
     fp4 = any(quant.id == "nvfp4" for quant in usual)
-    made = [quant for quant in made if quant.id != "nvfp4" or fp4]
-    alike = {(quant.family, quant.nominal) for quant in made}
-    return (*made, *(quant for quant in usual if (quant.family, quant.nominal) not in alike))
+    published = [quant for quant in published if quant.id != "nvfp4" or fp4]
+    alike = {(quant.family, quant.nominal) for quant in published}
+    return (*published, *(quant for quant in usual if (quant.family, quant.nominal) not in alike))
 
 
 @lru_cache(maxsize=512)
@@ -157,9 +172,9 @@ def as_published(quant: Quant, model: Geometry, engine: str) -> Quant:
         bits = checkpoint.loaded_gib * 8 * GIB
     else:
         bits = (checkpoint.disk_gb or 0.0) * 8e9
-    more = (bits - counted) / max(1.0, parts.mlp + parts.experts + parts.small)
-    if abs(more) < quant.bits * _OTHER_SIZE:
-        return replace(quant, bits=quant.bits + more)
+    extra_bits = (bits - counted) / max(1.0, parts.mlp + parts.experts + parts.small)
+    if abs(extra_bits) < quant.bits * _OTHER_SIZE:
+        return replace(quant, bits=quant.bits + extra_bits)
     return quant
 
 
@@ -182,7 +197,7 @@ def _usual_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tupl
 
 
 def offered_kv(engine: str, quant: Quant, cards: Sequence[Device]) -> tuple[KvType, ...]:
-    """16 bit first, then the half-size type that this engine reads on these cards."""
+    """Return 16 bits first, then the half-size type that this engine reads on these cards."""
     half = KV_TYPES["bf16"]
     if engine == "llamacpp":
         return half, KV_TYPES["q8_0"]
@@ -199,25 +214,25 @@ def offered_kv(engine: str, quant: Quant, cards: Sequence[Device]) -> tuple[KvTy
 def base_setups(
     model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pins
 ) -> Iterator[Setup]:
-    """Return one setup for each quantization, with 16-bit KV and no speculation unless pinned."""
+    """Yield one setup for each quantization, with 16-bit KV and no speculation unless pinned."""
     cards = rig.cards[: layout.cards]
-    wanted = pins.quant
-    if wanted is not None and wanted.id == "mxfp4" and engine == "llamacpp":
-        wanted = QUANTS["gguf_mxfp4"]  # in llama.cpp's own file the rest has 8 bits, not 16
-    for one in (wanted,) if wanted else offered_quants(model, engine, cards):
-        quant = as_published(one, model, engine)
-        kv = pins.kv or offered_kv(engine, quant, cards)[0]
+    pinned = pins.quant
+    if pinned is not None and pinned.id == "mxfp4" and engine == "llamacpp":
+        pinned = QUANTS["gguf_mxfp4"]  # in llama.cpp's own file the rest has 8 bits, not 16
+    nominal_quants = (pinned,) if pinned else offered_quants(model, engine, cards)
+    for nominal in nominal_quants:
+        quant = as_published(nominal, model, engine)
         yield Setup(
-            model,
-            quant,
-            kv,
-            engine,
-            layout,
-            pins.slots,
-            pins.context,
-            pins.utilization,
-            pins.graphs,
-            pins.spec,
+            model=model,
+            quant=quant,
+            kv=pins.kv or offered_kv(engine, quant, cards)[0],
+            engine=engine,
+            layout=layout,
+            slots=pins.slots,
+            context=pins.context,
+            utilization=pins.utilization,
+            graphs=pins.graphs,
+            spec=pins.spec,
             vision=pins.vision or engine != "vllm",
         )
 
@@ -262,11 +277,12 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
     A pool needs room for one sequence of the whole context, and for all slots at the load's
     length. Where all slots fit on paper only, a pool has them nevertheless: should memory be
     short, a sequence waits. Where slots take their memory at the start, fewer that fit with a
-    margin go first."""
-    wanted = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
+    margin go first.
+    """
+    required_slots = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
     contexts = _contexts(setup, goal, pins)
     shares = _utilizations(setup, card, pins)
-    fewest = wanted if pins.slots else 1
+    fewest = required_slots if pins.slots else 1
 
     def holds(slots: int, context: int, share: float | None, *, margin: bool) -> Setup | None:
         tried = replace(setup, slots=slots, context=context, utilization=share)
@@ -286,29 +302,25 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
         tries = product(slot_counts, contexts, shares)
         return next(filter(None, starmap(partial(holds, margin=margin), tries)), None)
 
-    fewer = _fewer(wanted, fewest)
-    groups = [[wanted], fewer] if has_pool(setup.engine) else [fewer]
+    fewer = _fewer(required_slots, fewest)
+    groups = [[required_slots], fewer] if has_pool(setup.engine) else [fewer]
     placed = (first_held(counts, margin=margin) for counts in groups for margin in (True, False))
     return next(filter(None, placed), None)
 
 
 def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
-    """Return it with as few experts in system memory as let it fit with a margin: llama.cpp's
-    --n-cpu-moe.
+    """Return the setup with as few experts in system memory as let it fit with a margin:
+    llama.cpp's --n-cpu-moe.
     """
     model = setup.model
     card = sizing_card(rig, setup.layout)
-    if (
-        setup.engine != "llamacpp"
-        or not model.is_moe
-        or setup.layout.replicas > 1
-        or card.unified_memory
-    ):
+    can_move = setup.engine == "llamacpp" and model.is_moe and not card.unified_memory
+    if not can_move or setup.layout.replicas > 1:
         return None
-    whole = parts_of(model).experts * part_bits(setup.quant, model)["experts"] / 8
+    expert_bytes = parts_of(model).experts * part_bits(setup.quant, model)["experts"] / 8
     for eighths in range(1, 9):
         moved = replace(setup, cpu_moe=ceil(model.expert_layers * eighths / 8))
-        if whole * moved.ram_share > (rig.ram_gib or USUAL_RAM_GIB) * GIB * RAM_SHARE:
+        if expert_bytes * moved.ram_share > (rig.ram_gib or USUAL_RAM_GIB) * GIB * RAM_SHARE:
             return None
         placed = place(moved, card, goal, pins)
         if placed is not None:
@@ -320,7 +332,7 @@ def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> S
 
 
 def shortfall(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> FitResult:
-    """On the smallest form of a setup that has no place."""
+    """Return what is short for the smallest form of a setup that has no place."""
     fewest = pins.slots or 1
     return fits(
         setup, card, context=_contexts(setup, goal, pins)[-1], slots=fewest, at_once=fewest
@@ -331,61 +343,63 @@ def _contexts(setup: Setup, goal: PlanGoal, pins: Pins) -> list[int]:
     if pins.context:
         return [pins.context]
     need = -(-goal.need_tokens // 256) * 256
-    usual = max(DEFAULT_CONTEXT, need)
+    contexts = [max(DEFAULT_CONTEXT, need), need]
     max_context = setup.model.max_context
-    return list(
-        dict.fromkeys(
-            min(c, max_context) if max_context and max_context >= goal.need_tokens else c
-            for c in (usual, need)
-        )
-    )
+    if max_context and max_context >= goal.need_tokens:
+        contexts = [min(context, max_context) for context in contexts]
+    return list(dict.fromkeys(contexts))
 
 
 def _utilizations(setup: Setup, card: Device, pins: Pins) -> tuple[float | None, ...]:
-    """Said even where it is the engine's own, which has changed with versions.
+    """Return the shares of a card to try, best first.
 
-    Hybrids stay where they are safe.
+    They are given even where it is the engine's own, which has changed with versions. Hybrids stay
+    where they are safe.
     """
     if pins.utilization or not has_pool(setup.engine):
         return (pins.utilization,)
     utilization = defaults(setup.engine, card).utilization
     if card.unified_memory:
-        most = utilization
+        largest_share = utilization
     elif setup.model.is_hybrid:
-        most = SAFE_HYBRID_UTILIZATION
+        largest_share = SAFE_HYBRID_UTILIZATION
     else:
-        most = 1.0
-    usual = (utilization, *(share for share in _UTILIZATIONS if share <= most))
+        largest_share = 1.0
+    usual = (utilization, *(share for share in _UTILIZATIONS if share <= largest_share))
     return tuple(dict.fromkeys(usual))
 
 
-def _fewer(wanted: int, fewest: int) -> list[int]:
-    """From what is wanted down: by one where there are few, by eighths where there are many."""
-    found = []
-    slots = wanted
+def _fewer(required: int, fewest: int) -> list[int]:
+    """Return the numbers of slots from the required one down: by one where there are few, by
+    eighths where there are many.
+    """
+    counts = []
+    slots = required
     while slots >= fewest:
-        found.append(slots)
+        counts.append(slots)
         slots -= max(1, slots // 8)
-    return found
+    return counts
 
 
 def arranged(rig: Rig) -> tuple[Rig, tuple[int, ...]]:
-    """Fast cards first and bridged ones side by side: groups are made of neighbours."""
-    left = list(range(len(rig.cards)))
+    """Return the rig with fast cards first and bridged ones side by side, and the order that this
+    is of its cards: groups are made of neighbours.
+    """
+    unplaced = list(range(len(rig.cards)))
     order: list[int] = []
-    while left:
+    while unplaced:
         last = order[-1] if order else None
         if last is None or len(order) % 2 == 0:
             links = {}
         else:
-            links = {n: rig.link(last, n) for n in left}
+            links = {n: rig.link(last, n) for n in unplaced}
         bridged = [n for n, link in links.items() if link is not None and link.kind == "nvlink"]
         chosen = min(
-            bridged or left,
+            bridged or unplaced,
             key=lambda n: (-rig.cards[n].bandwidth_gbs, -rig.cards[n].memory_gib, n),
         )
         order.append(chosen)
-        left.remove(chosen)
+        unplaced.remove(chosen)
     where = {old: new for new, old in enumerate(order)}
     pairs = tuple((where[a], where[b], link) for a, b, link in rig.pairs)
     return replace(rig, cards=tuple(rig.cards[n] for n in order), pairs=pairs), tuple(order)

@@ -1,10 +1,12 @@
 """The choice: everything that could be started on a rig, less what a rule or the memory forbids,
 best first.
+
+Knows nothing of this machine: what was measured on it comes in as a basis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +16,13 @@ from msgspec.structs import replace
 from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
-from skep.planner.memory import MemoryPlan, has_pool, longest_context, longest_shared_context
+from skep.planner.memory import (
+    KV_POOL,
+    MemoryPlan,
+    has_pool,
+    longest_context,
+    longest_shared_context,
+)
 from skep.planner.order import (
     HALF,
     SAME_SPEED,
@@ -28,12 +36,7 @@ from skep.planner.predict import SpeedModel
 from skep.planner.published import same_format
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rules import check, refusal, what_does_not_divide
-from skep.planner.setup import (
-    QUANTS,
-    Layout,
-    Rig,
-    Setup,
-)
+from skep.planner.setup import QUANTS, Layout, Rig, Setup
 from skep.units import format_bytes
 
 # Left out in this order: what computing adds to reading comes before the reading itself.
@@ -59,68 +62,66 @@ CROWD = 128
 _GROUPS = 12
 _IN_GROUP = 3
 _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
-_LAYOUT_RULES = (
-    "cards",
-    "heads",
-    "pipeline",
-    "expert-parallel",
-    "engine",
-)  # no quantization mends these
+# no quantization mends these
+_LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")
 SHOWN = 8
 
 
-def step_shares(found: SpeedModel, goal: PlanGoal) -> dict[str, float]:
+def step_shares(speed_model: SpeedModel, goal: PlanGoal) -> dict[str, float]:
     """Return what a decode step of a replica goes into, the largest share first."""
-    sequences = max(1, min(found.slots, -(-goal.agents // found.setup.layout.replicas)))
-    step = found.step
+    sequences = max(
+        1, min(speed_model.slots, -(-goal.agents // speed_model.setup.layout.replicas))
+    )
+    step = speed_model.step
     context = sequences * (goal.input_tokens + goal.output_tokens / 2)
-    whole = left = step.seconds(sequences, context)
+    whole = step.seconds(sequences, context)
+    remaining = whole
     shares = {}
     for name, parts in _TERMS:
         nothing: dict[str, Any] = dict.fromkeys(parts, 0.0)
         step = replace(step, **nothing)
         after = step.seconds(sequences, context)
-        shares[name] = (left - after) / whole
-        left = after
+        shares[name] = (remaining - after) / whole
+        remaining = after
     return dict(sorted(shares.items(), key=itemgetter(1), reverse=True))
 
 
 def reasons(best: Rated, goal: PlanGoal) -> tuple[str, ...]:
-    """Return why this one, in sentences."""
+    """Return what speaks for and against a plan, in sentences."""
     setup = best.setup
     layout = best.setup.layout
     link = best.prospect.link
     shares = step_shares(best.prospect, goal)
-    found = []
+    sentences = []
     if layout.tp > 1 and link is not None:
         spent = (
             f"spends {shares['all-reduce']:.0%} of a step on all-reduce over "
             f"{link.title or link.kind}"
         )
-        found.append(f"TP={layout.tp} reads 1/{layout.tp} of the weights a card and {spent}")
+        sentences.append(f"TP={layout.tp} reads 1/{layout.tp} of the weights a card and {spent}")
     elif layout.replicas > 1:
-        found.append(
+        sentences.append(
             f"{layout.replicas} replicas share nothing: no all-reduce, each reads all "
             "weights for its agents"
         )
     if layout.pp > 1:
-        found.append(f"PP={layout.pp} makes room; a single stream gets no quicker")
+        sentences.append(f"PP={layout.pp} makes room; a single stream gets no quicker")
     if layout.cards < len(best.rig.cards):
-        found.append(f"{layout.cards} of {len(best.rig.cards)} cards are used")
+        sentences.append(f"{layout.cards} of {len(best.rig.cards)} cards are used")
     largest = [f"{name} {share:.0%}" for name, share in shares.items() if share >= _WORTH_SHOWING]
-    found.append(f"time of a step: {', '.join(largest)}")
+    sentences.append(f"time of a step: {', '.join(largest)}")
     if setup.spec is not None:
         gain = best.prospect.step.accepted
-        found.append(
+        sentences.append(
             f"{setup.spec} is expected to bring {gain:.1f} tokens a step; how many depends "
             "on the text"
         )
     if setup.kv.family != "half":
-        found.append(
+        sentences.append(
             f"{setup.kv.title} KV halves what a token keeps; answers may differ slightly "
             "from 16 bit"
         )
-    return tuple(found)
+    return tuple(sentences)
 
 
 class Rejected(msgspec.Struct, frozen=True):
@@ -134,66 +135,106 @@ class Rejected(msgspec.Struct, frozen=True):
     remedy: str | None = None
 
 
+class Scored(msgspec.Struct, frozen=True):
+    """A setup before it is played through. `rank`: what decides before speed does, and a coarse
+    speed.
+    """
+
+    setup: Setup
+    rank: tuple[bool, float]
+
+
 def survey(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis
 ) -> tuple[list[Rated], list[Rejected]]:
     """Return the best form of every pair of layout and format of one engine, and what was
     rejected.
     """
-    found, rejected = bases(model, rig, goal, pins, engine)
+    setups, rejected = bases(model, rig, goal, pins, engine)
 
-    def published(setup: Setup) -> bool:
-        return pins.quant is not None or is_published(model.id, engine, setup.quant.id)
+    def scored(setup: Setup) -> Scored:
+        return Scored(setup, _rank(setup, rig, goal, pins, basis))
 
-    def first(setup: Setup) -> tuple[bool, float]:
-        """Return what decides before speed does, and the speed of one step, less for each thing it
-        cannot do.
-        """
-        speed = ranking.coarse(speed_model_of(setup, rig, goal, basis), goal)
-        if not ranking.holds_all(setup, goal):
-            speed *= WITH_ROOM
-        halvings = sum((ranking.on_paper(setup, rig, goal), setup.cpu_moe > 0))
-        return published(setup), speed * HALF**halvings
-
-    scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)
-    pairs = [setup for _, setup in scored]
-    drafting = [
-        setup for setup in pairs[_EXPANDED:] if model.mtp_layers and candidates.has_drafts(setup)
+    pairs = sorted(map(scored, setups), key=_by_rank, reverse=True)
+    variants = map(scored, _fitting_variants([pair.setup for pair in pairs], rig, goal, pins))
+    forms = sorted([*pairs, *variants], key=_by_rank, reverse=True)
+    groups: dict[tuple[object, ...], list[Setup]] = {}
+    for form in forms:
+        layout = form.setup.layout
+        key = (layout.tp, layout.pp, layout.replicas, form.setup.quant.id)
+        groups.setdefault(key, []).append(form.setup)
+    if goal.agents > CROWD:
+        fewer = 3
+    elif goal.agents > FEW:
+        fewer = 2
+    else:
+        fewer = 1
+    if len(groups) == 1:
+        forms_each = _IN_GROUP
+    else:
+        forms_each = _IN_GROUP // fewer
+    best = [
+        _best_of_group(group, rig, goal, pins, basis, forms_each)
+        for group in list(groups.values())[: _GROUPS // fewer]
     ]
-    for setup in pairs[:_EXPANDED] + drafting[: _EXPANDED // 2]:
+    return in_order(best), rejected
+
+
+def _by_rank(scored: Scored) -> tuple[bool, float]:
+    return scored.rank
+
+
+def _rank(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins, basis: Basis) -> tuple[bool, float]:
+    """Return what decides before speed does, and the speed of one step, less for each thing it
+    cannot do.
+    """
+    speed = ranking.coarse(speed_model_of(setup, rig, goal, basis), goal)
+    if not ranking.holds_all(setup, goal):
+        speed *= WITH_ROOM
+    halvings = sum((ranking.on_paper(setup, rig, goal), setup.cpu_moe > 0))
+    return _is_published(setup, pins), speed * HALF**halvings
+
+
+def _is_published(setup: Setup, pins: Pins) -> bool:
+    """Return whether somebody made a checkpoint in this format; a pinned one is taken as made."""
+    return pins.quant is not None or is_published(setup.model.id, setup.engine, setup.quant.id)
+
+
+def _fitting_variants(
+    pairs: Sequence[Setup], rig: Rig, goal: PlanGoal, pins: Pins
+) -> Iterator[Setup]:
+    """Yield the best pairs, and a few more that have drafts, with other KV types and drafts."""
+    drafting = [
+        setup
+        for setup in pairs[_EXPANDED:]
+        if setup.model.mtp_layers and candidates.has_drafts(setup)
+    ]
+    for setup in [*pairs[:_EXPANDED], *drafting[: _EXPANDED // 2]]:
         for variant in candidates.variants(setup, rig, pins):
             if refusal(variant, rig) is not None:
                 continue
             placed = place(variant, sizing_card(rig, variant.layout), goal, pins)
             if placed is not None:
-                scored.append((first(placed), placed))
-    groups: dict[tuple[object, ...], list[Setup]] = {}
-    for _, setup in sorted(scored, key=itemgetter(0), reverse=True):
-        layout = setup.layout
-        groups.setdefault((layout.tp, layout.pp, layout.replicas, setup.quant.id), []).append(
-            setup
+                yield placed
+
+
+def _best_of_group(
+    group: Sequence[Setup], rig: Rig, goal: PlanGoal, pins: Pins, basis: Basis, count: int
+) -> Rated:
+    """Play the first forms of one layout and format through, and return the best of them."""
+    rated = [
+        ranking.rate(
+            setup,
+            rig,
+            goal,
+            check(setup, rig),
+            basis,
+            published=_is_published(setup, pins),
+            pinned_context=pins.context,
         )
-    if goal.agents > CROWD:
-        fewer = 3
-    else:
-        fewer = 2 if goal.agents > FEW else 1
-    best = []
-    for group in list(groups.values())[: _GROUPS // fewer]:
-        forms = _varied(group)[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]
-        rated = [
-            ranking.rate(
-                setup,
-                rig,
-                goal,
-                check(setup, rig),
-                basis,
-                published=published(setup),
-                pinned_context=pins.context,
-            )
-            for setup in forms
-        ]
-        best.append(best_form(rated))
-    return in_order(best), rejected
+        for setup in _varied(group)[:count]
+    ]
+    return best_form(rated)
 
 
 def _varied(forms: Sequence[Setup]) -> list[Setup]:
@@ -208,75 +249,89 @@ def _varied(forms: Sequence[Setup]) -> list[Setup]:
 def bases(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, *, say_why: bool = True
 ) -> tuple[list[Setup], list[Rejected]]:
+    """Return one setup for every pair of layout and format that fits, and what was rejected.
+
+    `say_why`: say of those that do not fit what is short.
+    """
     setups: list[Setup] = []
     rejected: list[Rejected] = []
-    hopeless: set[int] = set()
+    hopeless: set[int] = set()  # sizes of tensor parallel that the heads forbid
     for layout in candidates.layouts(rig, model, engine, goal, pins):
         if layout.tp in hopeless:
             continue
         dropped: dict[str, Rejected] = {}
         for setup in candidates.base_setups(model, rig, engine, layout, pins):
-            bad = refusal(setup, rig)
-            if bad is not None:
-                _drop(
-                    dropped,
-                    Rejected(
-                        layout, engine, (setup.quant.id,), bad.rule, bad.sentence, bad.remedy
-                    ),
-                )
-                if bad.rule in _LAYOUT_RULES:
-                    if bad.rule == "heads":
-                        hopeless.add(layout.tp)
+            finding = refusal(setup, rig)
+            if finding is not None:
+                _drop(dropped, _rejected(setup, finding.rule, finding.sentence, finding.remedy))
+                if finding.rule == "heads":
+                    hopeless.add(layout.tp)
+                if finding.rule in _LAYOUT_RULES:
                     break
                 continue
-            placed = _placed(setup, rig, goal, pins) or candidates.with_experts_in_ram(
-                setup, rig, goal, pins
-            )
+            placed = _placed(setup, rig, goal, pins)
+            if placed is None:
+                placed = candidates.with_experts_in_ram(setup, rig, goal, pins)
             if placed is not None:
                 setups.append(placed)
             elif "memory" in dropped:
-                _drop(
-                    dropped, msgspec.structs.replace(dropped["memory"], quants=(setup.quant.id,))
-                )
+                _drop(dropped, replace(dropped["memory"], quants=(setup.quant.id,)))
             elif say_why:
-                short = candidates.shortfall(setup, sizing_card(rig, layout), goal, pins)
-                largest = short.plan.largest
-                size_bytes = largest.bytes
-                if largest.name == "KV pool":
-                    size_bytes = max(size_bytes, short.plan.needed_kv_bytes)
-                size = format_bytes(size_bytes)
-                largest_term = f"the largest term is {largest.name} ({size} a card)"
-                reason = f"{short.sentence}; {largest_term}"
-                _drop(dropped, Rejected(layout, engine, (setup.quant.id,), "memory", reason))
+                _drop(dropped, _rejected(setup, "memory", _shortage(setup, rig, goal, pins)))
         rejected += dropped.values()
     return setups, rejected
 
 
-def _drop(dropped: dict[str, Rejected], new: Rejected) -> None:
-    """Return one entry for each rule; the first reason stands for all quantizations rejected by
-    it.
-    """
-    old = dropped.get(new.rule)
-    dropped[new.rule] = (
-        new if old is None else msgspec.structs.replace(old, quants=(*old.quants, *new.quants))
+def _rejected(setup: Setup, rule: str, reason: str, remedy: str | None = None) -> Rejected:
+    return Rejected(
+        layout=setup.layout,
+        engine=setup.engine,
+        quants=(setup.quant.id,),
+        rule=rule,
+        reason=reason,
+        remedy=remedy,
     )
 
 
+def _shortage(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> str:
+    """Return by how much memory is short, and the largest term of it."""
+    short = candidates.shortfall(setup, sizing_card(rig, setup.layout), goal, pins)
+    largest = short.plan.largest
+    if largest.name == KV_POOL:
+        size = format_bytes(max(largest.bytes, short.plan.needed_kv_bytes))
+    else:
+        size = format_bytes(largest.bytes)
+    return f"{short.sentence}; the largest term is {largest.name} ({size} a card)"
+
+
+def _drop(dropped: dict[str, Rejected], rejected: Rejected) -> None:
+    """Keep one entry for each rule; its first reason stands for all quantizations that the rule
+    rejects.
+    """
+    earlier = dropped.get(rejected.rule)
+    if earlier is None:
+        dropped[rejected.rule] = rejected
+    else:
+        quants = (*earlier.quants, *rejected.quants)
+        dropped[rejected.rule] = replace(earlier, quants=quants)
+
+
 def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
-    """With the smaller KV where the 16-bit one does not fit."""
+    """Return the setup with a place in memory, with the smaller KV type where 16 bits do not
+    fit.
+    """
     card = sizing_card(rig, setup.layout)
     placed = place(setup, card, goal, pins)
     if placed is not None or pins.kv is not None:
         return placed
-    for kv in candidates.offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])[
-        1:
-    ]:
+    cards = rig.cards[: setup.layout.cards]
+    for kv in candidates.offered_kv(setup.engine, setup.quant, cards)[1:]:
         smaller = replace(setup, kv=kv)
-        if (
-            refusal(smaller, rig) is None
-            and (again := place(smaller, card, goal, pins)) is not None
-        ):
-            return again
+        if refusal(smaller, rig) is not None:
+            continue
+        placed = place(smaller, card, goal, pins)
+        if placed is not None:
+            return placed
     return None
 
 
@@ -308,9 +363,8 @@ class PlanChoice(msgspec.Struct, frozen=True):
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...]
     first_because: str | None = None  # where the first plan is not the fastest
-    room_costs: str | None = (
-        None  # where the first plan has no room for every agent, and another has
-    )
+    # where the first plan has no room for every agent, and another has
+    room_costs: str | None = None
     idle: str | None = None  # cards that add nothing for an engine, and why
 
 
@@ -332,30 +386,30 @@ def choose(
     pins = pins or Pins()
     rig, order = candidates.arranged(rig)
     surveys = [survey(model, rig, goal, pins, engine, basis_of(engine)) for engine in engines]
-    most = SHOWN if goal.agents <= CROWD else SHOWN // 2
-    every = [rated for candidates_of_engine, _ in surveys for rated in candidates_of_engine]
-    rejected = tuple(r for _, found in surveys for r in found)
-    shown = in_order(every)[:most]
+    max_plans = SHOWN if goal.agents <= CROWD else SHOWN // 2
+    all_rated = [rated for candidates_of_engine, _ in surveys for rated in candidates_of_engine]
+    rejected = tuple(r for _, rejected_of_engine in surveys for r in rejected_of_engine)
+    best = in_order(all_rated)[:max_plans]
     plans = []
-    for number, rated in enumerate(shown):
+    for number, rated in enumerate(best):
         if all_levels:
             at = _levels_of(number, goal)
         else:
             at = (goal.agents,)
         launched = rated if pins.context else _stretched(rated)
         plans.append(_plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order))
-    first_because = why_first(every, shown) if shown else None
-    room_costs = what_room_costs(every) if shown else None
-    if shown:
-        idle = _idle([found for found, _ in surveys], shown[0])
+    first_because = why_first(all_rated, best) if best else None
+    room_costs = what_room_costs(all_rated) if best else None
+    if best:
+        idle = _idle([rated_of_engine for rated_of_engine, _ in surveys], best[0])
     else:
         idle = None
     return PlanChoice(rig, order, tuple(plans), rejected, first_because, room_costs, idle)
 
 
 def _levels_of(place: int, goal: PlanGoal) -> tuple[int, ...]:
-    """Return all levels for the best three, the two ends for the others where many agents make it
-    long.
+    """Return the numbers of agents to predict: all for the best three plans, the two ends for the
+    others where many agents make it long.
     """
     if place < 3 or goal.agents <= FEW:
         return ranking.levels(goal.agents)
@@ -372,24 +426,21 @@ def idle_cards(candidates_of_engine: Sequence[Rated]) -> str | None:
     layout = first.setup.layout
     cards = first.rig.cards
     used = layout.cards
-    there = len(cards)
+    count = len(cards)
     wider = [rated for rated in candidates_of_engine if rated.setup.layout.cards > used]
     fastest = max(wider, key=lambda rated: rated.speed, default=None)
     alike = len({card.id for card in cards}) == 1
-    if (
-        used == there
-        or not alike
-        or (fastest is not None and SAME_SPEED * fastest.speed > first.speed)
-    ):
+    is_slower = fastest is not None and SAME_SPEED * fastest.speed > first.speed
+    if used == count or not alike or is_slower:
         return None
-    spare = there - used
+    spare = count - used
     if spare > 1:
-        numbers = f"cards {used + 1} {'and' if spare == 2 else 'to'} {there} add"
+        numbers = f"cards {used + 1} {'and' if spare == 2 else 'to'} {count} add"
     else:
-        numbers = f"card {there} adds"
+        numbers = f"card {count} adds"
     words = f"{numbers} nothing for {first.setup.engine}"
     model = first.setup.model
-    sizes = range(used + 1, there + 1)
+    sizes = range(used + 1, count + 1)
     uncut = [tp for tp in sizes if what_does_not_divide(model, tp)]
     if has_pool(first.setup.engine) and layout.replicas == 1 and len(uncut) == len(sizes):
         verb = "does" if len(uncut) == 1 else "do"
@@ -399,8 +450,10 @@ def idle_cards(candidates_of_engine: Sequence[Rated]) -> str | None:
         )
     if fastest is None:
         return words
-    more = f"{fastest.setup.layout} is expected at {fastest.outcome.effective_tok_s:,.0f} tok/s"
-    return f"{words}: {more}, {layout} at {first.outcome.effective_tok_s:,.0f}"
+    fastest_words = (
+        f"{fastest.setup.layout} is expected at {fastest.outcome.effective_tok_s:,.0f} tok/s"
+    )
+    return f"{words}: {fastest_words}, {layout} at {first.outcome.effective_tok_s:,.0f}"
 
 
 def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
@@ -409,12 +462,12 @@ def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
     """
     of_engine = {survey[0].setup.engine: survey for survey in surveys if survey}
     engines = dict.fromkeys((first.setup.engine, "vllm"))
-    told = [idle_cards(of_engine[engine]) for engine in engines if engine in of_engine]
-    return "; ".join(filter(None, told)) or None
+    sentences = [idle_cards(of_engine[engine]) for engine in engines if engine in of_engine]
+    return "; ".join(filter(None, sentences)) or None
 
 
 def _stretched(rated: Rated) -> Rated:
-    """Return it with the longest context that one sequence can have: slots share a pool,
+    """Return the setup with the longest context that one sequence can have: slots share a pool,
     llama.cpp's have their own.
     """
     setup = rated.setup
@@ -449,7 +502,8 @@ def choice_of_setup(
     """Return a setup that is given as the only plan; a rule that refuses it is among its findings.
 
     `context_each` is what memory holds of its own context in every slot at once: 0 where nothing
-    fits."""
+    fits.
+    """
     rig, order = candidates.arranged(rig)
     rated = ranking.rate(setup, rig, goal, check(setup, rig), basis, pinned_context=setup.context)
     held = longest_context(setup, rated.card, setup.slots or 1)
@@ -459,8 +513,8 @@ def choice_of_setup(
 
 
 def _known_checkpoint(setup: Setup, *, mtp: bool) -> str | None:
-    """Return the catalogue's in this format, or in one that is as good: AWQ is often published as
-    plain INT4.
+    """Return the catalogue's checkpoint in this format, or in one that is as good: AWQ is often
+    published as plain INT4.
     """
     alike = (quant.id for quant in QUANTS.values() if same_format(quant, setup.quant))
     if setup.quant.family == "gguf":

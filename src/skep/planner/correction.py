@@ -1,7 +1,8 @@
 """Corrects the prediction of a layout by what others have measured of it on such cards.
 
 Two boxes with the same setup differ (docs/accuracy.md), and so a row is followed the further, the
-less certain the prediction is, and the more sources there are."""
+less certain the prediction is, and the more sources there are. Knows nothing of this machine.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +29,7 @@ _ROOM = 1.1  # times the tokens of all tasks: what was measured had room
 
 
 class Correction(msgspec.Struct, frozen=True):
-    """`factor` is what times of decode steps are multiplied with;
-    `rows` are what it comes from.
-    """
+    """`factor` is what times of decode steps are multiplied with; `rows` are what it comes from."""
 
     factor: float
     rows: tuple[PublishedRow, ...]
@@ -43,7 +42,7 @@ class Correction(msgspec.Struct, frozen=True):
 def correction(
     setup: Setup, rig: Rig, constants: Constants, agents: int, band_half: float
 ) -> Correction | None:
-    """Return None where nobody has measured the layout.
+    """Return how a setup's prediction is corrected; None where nobody has measured the layout.
 
     `band_half`: half of the prediction's band, as a logarithm.
     """
@@ -58,7 +57,9 @@ def correction_by(
     agents: int,
     band_half: float,
 ) -> Correction | None:
-    """Return what rows of a layout correct. Each source counts once, by its likest row."""
+    """Return the correction by these rows of a layout. Each source counts once, by its likest
+    row.
+    """
     rows = [row for row in rows if row.has_lengths and row.quant is not None]
     if not rows:
         return None
@@ -69,11 +70,11 @@ def correction_by(
         _mean_factor(of_source, setup, rig, constants, agents) for of_source in by_source.values()
     ]
     weight = sum(1 / variance for _, variance in of_sources)
-    told = sum(log / variance for log, variance in of_sources) / weight
+    mean_log = sum(log / variance for log, variance in of_sources) / weight
     doubt = (band_half / _IN_BAND) ** 2
     followed = doubt / (doubt + 1 / weight)
     used = tuple(row for of_source in by_source.values() for row in of_source)
-    return Correction(math.exp(followed * told), used)
+    return Correction(math.exp(followed * mean_log), used)
 
 
 def _mean_factor(
@@ -83,16 +84,16 @@ def _mean_factor(
     logs = [math.log(_factor(_as_measured(setup, row), rig, constants, row)) for row in rows]
     variances = [_variance(row, agents) for row in rows]
     weight = sum(1 / variance for variance in variances)
-    return sum(
-        log / variance for log, variance in zip(logs, variances, strict=True)
-    ) / weight, min(variances)
+    weighed = sum(log / variance for log, variance in zip(logs, variances, strict=True))
+    return weighed / weight, min(variances)
 
 
 def _variance(row: PublishedRow, agents: int) -> float:
     """Return how little a row says: at another number of agents less.
 
     Formats and drafts of one layout share what makes a box faster or slower: otherwise those that
-    nobody measured would win."""
+    nobody measured would win.
+    """
     doublings = abs(math.log2(row.concurrency / agents))
     return (BOXES * (1.0 + doublings)) ** 2
 
@@ -113,8 +114,8 @@ def _factor(setup: Setup, rig: Rig, constants: Constants, row: PublishedRow) -> 
     """Return the factor on decode steps with which the row's load comes out as published."""
     factor = 1.0
     for _ in range(_ROUNDS):
-        told = _model(setup, rig, constants, row, factor).figure(row.load, row.metric)
-        factor = min(_MOST, max(_LEAST, factor * told / row.tok_s))
+        predicted = _model(setup, rig, constants, row, factor).figure(row.load, row.metric)
+        factor = min(_MOST, max(_LEAST, factor * predicted / row.tok_s))
     return factor
 
 
@@ -124,11 +125,13 @@ def _model(
     load = row.load
     context = int(load.input_tokens + load.output_tokens)
     slots = math.ceil(load.concurrency / setup.layout.replicas)
-    found = prospect(
+    speed_model = prospect(
         replace(setup, slots=slots),
         rig,
         constants,
         context=context,
         tuning=StepTuning(decode=factor),
     )
-    return replace(found, pool_tokens=max(found.pool_tokens, _ROOM * load.concurrency * context))
+    return replace(
+        speed_model, pool_tokens=max(speed_model.pool_tokens, _ROOM * load.concurrency * context)
+    )

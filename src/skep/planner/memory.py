@@ -1,4 +1,4 @@
-"""What one card of a replica holds, term by term. And whether that fits. Arithmetic only.
+"""What one card of a replica holds, term by term, and whether that fits. Arithmetic only.
 
 An engine with a pool (vLLM, SGLang) fills `utilization` of the card: weights and what its trial
 run saw first, KV with the rest. What comes after that (graphs, buffers of linear attention, the
@@ -33,9 +33,8 @@ APPLE_SHARE = 0.75
 # DGX Spark reports 121.7 of 128 GiB to CUDA; Strix Halo's GTT limit is set near that by its users
 UNIFIED_SHARE = 0.95
 UNIFIED_UTILIZATION = 0.85  # vLLM's recipe for DGX Spark: more is not free when the engine asks
-UNIFIED_RESERVE_BYTES = (
-    6 * GIB
-)  # the system and the engine's own host memory, where they share it (a guess)
+# the system and the engine's own host memory, where they share it (a guess)
+UNIFIED_RESERVE_BYTES = 6 * GIB
 
 # A process's CUDA context with its kernels, on the card before the engine takes its first
 # snapshot: vLLM's budget does not count it. nvidia-smi shows 260 to 430 MiB for an idle torch
@@ -78,9 +77,8 @@ GRAPHS_INSIDE_SINCE = (0, 21)  # "CUDA graph memory profiling is enabled (defaul
 CHUNK_TOKENS = 64  # of the chunked scan of linear attention (FLA_CHUNK_SIZE; vllm issue 54775)
 
 LLAMACPP_BATCH_TOKENS = 512  # --ubatch-size
-LLAMACPP_ENGINE_BYTES = int(
-    0.15 * GIB
-)  # cuBLAS workspace and scratch pools beside the compute buffer
+# cuBLAS workspace and scratch pools beside the compute buffer
+LLAMACPP_ENGINE_BYTES = int(0.15 * GIB)
 # without --parallel (llama.cpp pull 16736); that they then share one context is not followed
 LLAMACPP_SLOTS = 4
 LARGEST_CAPTURE = 512
@@ -101,44 +99,47 @@ def usable_bytes(card: Device) -> int:
     memory is shared.
     """
     if card.unified_memory:
-        return int(
-            card.memory_gib * (APPLE_SHARE if card.vendor == "apple" else UNIFIED_SHARE) * GIB
-        )
-    last = _USABLE_GIB[-1]
-    if card.memory_gib >= last[0]:
-        return int(card.memory_gib * last[1] / last[0] * GIB)
+        share = APPLE_SHARE if card.vendor == "apple" else UNIFIED_SHARE
+        return int(card.memory_gib * share * GIB)
+    largest, has_largest = _USABLE_GIB[-1]
+    if card.memory_gib >= largest:
+        return int(card.memory_gib * has_largest / largest * GIB)
     for (below, has), (above, has_above) in pairwise(_USABLE_GIB):
         if below <= card.memory_gib < above:
-            return int(
-                (has + (has_above - has) * (card.memory_gib - below) / (above - below)) * GIB
-            )
+            beyond = (has_above - has) * (card.memory_gib - below) / (above - below)
+            return int((has + beyond) * GIB)
     return 0
 
 
 def defaults(engine: str, card: Device) -> EngineDefaults:
-    """vLLM: EngineArgs.get_batch_defaults for its server: 70 GiB and more, but for the A100, have
+    """Return what an engine takes by itself.
+
+    vLLM: EngineArgs.get_batch_defaults for its server: 70 GiB and more, except for the A100, have
     larger ones.
     """
+    if not has_pool(engine):
+        return EngineDefaults(1.0, LLAMACPP_SLOTS, LLAMACPP_BATCH_TOKENS)
     large = card.memory_gib >= 70 and not card.id.startswith("a100") and not card.unified_memory
+    batched_tokens = 8192 if large else 2048
     if engine == "sglang":
         # mem_fraction_static is worked out at start, near 0.88; requests are bounded by memory:
         # the slots are a guess
-        return EngineDefaults(0.88, 256 if large else 64, 8192 if large else 2048)
-    if not has_pool(engine):
-        return EngineDefaults(1.0, LLAMACPP_SLOTS, LLAMACPP_BATCH_TOKENS)
-    use = UNIFIED_UTILIZATION if card.unified_memory else 0.9
-    return EngineDefaults(use, 1024 if large else 256, 8192 if large else 2048)
+        return EngineDefaults(0.88, 256 if large else 64, batched_tokens)
+    utilization = UNIFIED_UTILIZATION if card.unified_memory else 0.9
+    return EngineDefaults(utilization, 1024 if large else 256, batched_tokens)
 
 
 def has_pool(engine: str) -> bool:
-    """Return True if KV is a pool of the memory left, as in vLLM, and False if slots x context is
+    """Return whether KV is a pool of the memory that is left, as in vLLM; else slots x context is
     taken at start.
     """
     return engine not in ("llamacpp", "ik_llamacpp", "ollama")
 
 
 def version_of(text: str | None) -> tuple[int, ...] | None:
-    """`0.17.1rc0` → (0, 17, 1); None where there is no number to read, or a date."""
+    """Return the numbers of a version, `0.17.1rc0` → (0, 17, 1); None where there is no number, or
+    a date.
+    """
     numbers: list[int] = []
     for part in (text or "").lstrip("vV").split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -153,8 +154,10 @@ def version_of(text: str | None) -> tuple[int, ...] | None:
 
 
 def capture_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
-    """1, 2, 4, every 8 up to 256, then every 16; at most twice what the slots decode at once, and
-    at most 512.
+    """Return the batch sizes that graphs are recorded for.
+
+    1, 2, 4, every 8 up to 256, then every 16; at most twice what the slots decode at once, and at
+    most 512.
     """
     top = min(2 * max(1, slots) * (1 + depth), LARGEST_CAPTURE)
     sizes = [n for n in (1, 2, 4) if n <= top]
@@ -164,8 +167,8 @@ def capture_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
 
 
 def full_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
-    """Whole decode steps are recorded too, up to the number of slots; with speculation most
-    kernels cannot.
+    """Return the sizes for which whole decode steps are recorded too: up to the number of slots;
+    with speculation most kernels cannot.
     """
     if depth:
         return ()
@@ -173,31 +176,29 @@ def full_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
 
 
 def drafts(setup: Setup) -> int:
-    """Tokens drafted a step; 0 without speculation."""
+    """Return the tokens drafted a step; 0 without speculation."""
     if setup.spec:
         return max(0, setup.spec.depth)
     return 0
 
 
 def graph_bytes(setup: Setup, card: Device, slots: int) -> int:
-    """On one card.
+    """Return the bytes of CUDA graphs on one card.
 
-    The activations of a recording are shared by all sizes; what is left grows with sizes and
-    layers.
+    The activations of a recording are shared by all sizes; the rest grows with sizes and layers.
     """
     if not setup.graphs or card.vendor not in ("nvidia", "amd"):
         return 0
     depth = drafts(setup)
     layers = setup.model.layers / setup.layout.pp
     pieces = len(capture_sizes(slots, depth)) * GRAPH_PIECEWISE_BYTES * layers
-    return int(
-        GRAPH_BASE_BYTES + pieces + len(full_sizes(slots, depth)) * GRAPH_FULL_BYTES * layers
-    )
+    full = len(full_sizes(slots, depth)) * GRAPH_FULL_BYTES * layers
+    return int(GRAPH_BASE_BYTES + pieces + full)
 
 
 def graphs_inside(setup: Setup) -> bool:
-    """Newer vLLM sizes the KV pool with the graphs in mind; older ones record them in what the
-    budget leaves.
+    """Return whether graphs count against the budget: newer vLLM sizes the KV pool with them in
+    mind, older ones record them in what the budget leaves.
     """
     version = version_of(setup.version)
     return setup.engine == "vllm" and version is not None and version[:2] >= GRAPHS_INSIDE_SINCE
@@ -265,7 +266,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 
     @property
     def fits_on_paper_only(self) -> bool:
-        """Whether less than the margin is left."""
+        """Whether it fits with less than the margin to spare."""
         return -self.over_inside_bytes < self.margin_bytes
 
     @property
@@ -290,8 +291,11 @@ def weights_bits(
     bits = part_bits(quant, model)
     total = (parts.embedding + parts.head) * bits["ends"] + parts.small * bits["small"]
     total += parts.mlp * bits["mlp"] + parts.experts * bits["experts"]
-    total += parts.draft * model.mtp_layers * bits["draft"] if with_draft else 0.0
-    return total + (parts.vision * bits["vision"] if with_vision else 0.0)
+    if with_draft:
+        total += parts.draft * model.mtp_layers * bits["draft"]
+    if with_vision:
+        total += parts.vision * bits["vision"]
+    return total
 
 
 @lru_cache(maxsize=4096)  # a plan asks for the same ones many times
@@ -304,56 +308,61 @@ def memory(
     at_once: int | None = None,
     vision: bool = True,
 ) -> MemoryPlan:
-    """`at_once` sequences of `context` tokens; None: one with a pool, all slots where KV is taken
-    at start.
+    """Return what a card holds with `at_once` sequences of `context` tokens.
+
+    `at_once` None: one with a pool, all slots where KV is taken at start.
     """
     default = defaults(setup.engine, rig_card)
     pooled = has_pool(setup.engine)
     slots = slots or setup.slots or default.slots
     at_once = (at_once or 1) if pooled else slots
+    utilization = setup.utilization or default.utilization
     usable = usable_bytes(rig_card)
     if pooled:
-        budget = int(usable * (setup.utilization or default.utilization))
+        budget = int(usable * utilization)
     else:
         budget = usable
-    vision = vision and setup.vision
+    sized = replace(setup, context=None, utilization=None)  # for the cache of `_fixed_terms`
     terms = [
-        *_fixed_terms(
-            replace(setup, context=None, utilization=None), rig_card, slots, vision=vision
-        )
+        *_fixed_terms(sized, rig_card, slots, vision=vision and setup.vision),
+        *_sequence_terms(setup, context, setup.batched_tokens or default.batched_tokens, at_once),
     ]
-    window = window_bytes(setup, context, setup.batched_tokens or default.batched_tokens) * at_once
-    how = f"{setup.model.sliding_layers} layers keep {setup.model.sliding_window} tokens"
-    terms.append(Term(WINDOW, int(window), how))
-    if drafts(setup):
-        times = f" x (1 + {drafts(setup)} drafts)"
-    else:
-        times = ""
-    how = f"{at_once} sequence(s) x {setup.model.linear_layers} layers{times}"
-    terms.append(Term(STATE, int(state_bytes(setup) * at_once), how))
-    needed = kv = int(kv_bytes_per_token(setup) * context) * at_once
-    how = f"{at_once} slots x {context} tokens x {kv_bytes_per_token(setup):.0f} B"
+    needed = int(kv_bytes_per_token(setup) * context) * at_once
     if pooled:
         kv = max(0, budget - sum(term.bytes for term in terms if term.inside))
-        how = (
-            f"{(setup.utilization or default.utilization) * 100:.0f} % of the card less the "
-            "terms above"
-        )
+        how = f"{utilization * 100:.0f} % of the card less the terms above"
+    else:
+        kv = needed
+        how = f"{at_once} slots x {context} tokens x {kv_bytes_per_token(setup):.0f} B"
     terms.append(Term(KV_POOL, kv, how))
     return MemoryPlan(
-        rig_card,
-        usable,
-        budget,
-        tuple(t for t in terms if t.bytes),
-        needed,
-        context,
-        slots,
-        at_once,
+        card=rig_card,
+        usable_bytes=usable,
+        budget_bytes=budget,
+        terms=tuple(term for term in terms if term.bytes),
+        needed_kv_bytes=needed,
+        context=context,
+        slots=slots,
+        at_once=at_once,
     )
 
 
+def _sequence_terms(
+    setup: Setup, context: int, batched_tokens: int, at_once: int
+) -> tuple[Term, Term]:
+    """Return what sequences keep beside the KV of every token: windows and states."""
+    model = setup.model
+    window = window_bytes(setup, context, batched_tokens) * at_once
+    window_how = f"{model.sliding_layers} layers keep {model.sliding_window} tokens"
+    state = state_bytes(setup) * at_once
+    state_how = f"{at_once} sequence(s) x {model.linear_layers} layers"
+    if drafts(setup):
+        state_how += f" x (1 + {drafts(setup)} drafts)"
+    return Term(WINDOW, int(window), window_how), Term(STATE, int(state), state_how)
+
+
 def kv_bytes_per_token(setup: Setup) -> float:
-    """On one card, of the layers that keep every token.
+    """Return the bytes of a token on one card, of the layers that keep every token.
 
     A head cannot be cut: fewer KV heads than cards are copied.
     """
@@ -367,12 +376,13 @@ def kv_bytes_per_token(setup: Setup) -> float:
     dim = model.full_head_dim or model.head_dim
     # Of the fullest stage.
     layers = ceil(model.full_layers / pp) * (model.kept_layers / max(1, model.full_layers))
-    layers += 1 if _drafts_itself(setup) else 0
+    if _drafts_itself(setup):
+        layers += 1
     return 2 * layers * max(1, ceil(heads / tp)) * dim * setup.kv.bytes
 
 
 def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
-    """Of one sequence on one card.
+    """Return what sliding layers keep of one sequence on one card.
 
     While a chunk of the prompt is read, the window and the chunk are both kept.
     """
@@ -381,16 +391,16 @@ def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
     pp = setup.layout.pp
     if not model.sliding_layers:
         return 0.0
-    kept = min(context, model.sliding_window + batched_tokens)
+    kept_tokens = min(context, model.sliding_window + batched_tokens)
     layers = ceil(model.sliding_layers / pp)
     if model.mla_rank:
-        return layers * (model.mla_rank + model.mla_rope_dim) * kept * setup.kv.bytes
+        return layers * (model.mla_rank + model.mla_rope_dim) * kept_tokens * setup.kv.bytes
     heads = max(1, ceil(model.kv_heads / tp))
-    return 2 * layers * heads * model.head_dim * kept * setup.kv.bytes
+    return 2 * layers * heads * model.head_dim * kept_tokens * setup.kv.bytes
 
 
 def state_bytes(setup: Setup) -> float:
-    """Of one sequence on one card.
+    """Return the state of one sequence on one card.
 
     A drafted token may be refused, so every draft keeps a state to return to.
     """
@@ -398,13 +408,12 @@ def state_bytes(setup: Setup) -> float:
 
 
 def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
-    """Buffers of the chunked scan of linear attention on one card. vLLM's trial run does not see
-    them (issue 54775).
+    """Return the buffers of the chunked scan of linear attention on one card. vLLM's trial run
+    does not see them (issue 54775).
 
     A token keeps its share of the chunk states `h`, `v_new`, `w`, `u` and the FP32 matrix A: 72
-    KiB with 48 heads of
-    128. Where a step may hold prompt and drafted tokens of different sequences, both kinds are
-         copied apart and merged.
+    KiB with 48 heads of 128. Where a step may hold prompt and drafted tokens of different
+    sequences, both kinds are copied apart and merged.
     """
     model = setup.model
     chunk = CHUNK_TOKENS
@@ -413,18 +422,18 @@ def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
     k = model.linear_k_dim
     v = model.linear_v_dim
     heads = model.linear_v_heads / setup.layout.tp
-    each = heads * (k * v * 2 / chunk + 2 * v * 2 + k * 2 + chunk * 4)
+    bytes_a_token = heads * (k * v * 2 / chunk + 2 * v * 2 + k * 2 + chunk * 4)
     if slots > 1 and setup.spec is not None:
-        each += (
+        bytes_a_token += (
             heads * v * 2
             + (2 * model.linear_k_heads * k + model.linear_v_heads * v) / setup.layout.tp * 2
         )
-    return int(each * batched_tokens + min(slots * heads * k * v * 4, 512 * MIB))
+    return int(bytes_a_token * batched_tokens + min(slots * heads * k * v * 4, 512 * MIB))
 
 
 def workspace_bytes(setup: Setup, batched_tokens: int) -> int:
-    """Rows that a fused expert kernel writes: 8192 x 8 x (2048 + 3 x 512) x 2 B is the 448.06 MB
-    of a known crash.
+    """Return the bytes of the rows that a fused expert kernel writes: 8192 x 8 x (2048 + 3 x 512)
+    x 2 B is the 448.06 MB of a known crash.
     """
     model = setup.model
     if not model.is_moe:
@@ -450,7 +459,9 @@ def _fixed_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> tup
         terms.append(
             Term("unified-memory reserve", UNIFIED_RESERVE_BYTES, "the system shares this memory")
         )
-    return (*terms, *(_late_terms(setup, card, slots) if has_pool(setup.engine) else ()))
+    if has_pool(setup.engine):
+        terms += _late_terms(setup, card, slots)
+    return tuple(terms)
 
 
 def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
@@ -459,9 +470,8 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
     layout = setup.layout
     parts = parts_of(model)
     bits = part_bits(quant, model)
-    experts = (
-        parts.experts * bits["experts"] / 8 / max(layout.tp, layout.ep) * (1 - setup.ram_share)
-    )
+    expert_ways = max(layout.tp, layout.ep)
+    experts = parts.experts * bits["experts"] / 8 / expert_ways * (1 - setup.ram_share)
     body = experts + (parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8 / layout.tp
     share = ceil(model.layers / layout.pp) / max(1, model.layers)
     ends, note = _ends(setup, parts.embedding * bits["ends"] / 8, parts.head * bits["ends"] / 8)
@@ -469,52 +479,41 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
         spread = f" over {layout.cards_each} cards"
     else:
         spread = ""
-    terms = [
-        Term(
-            "weights",
-            int(body * share + ends),
-            f"{quant.title}, {quant.bits:g} bits a weight{spread}, {note}",
-        )
-    ]
+    how = f"{quant.title}, {quant.bits:g} bits a weight{spread}, {note}"
+    terms = [Term("weights", int(body * share + ends), how)]
     if _drafts_itself(setup):
-        own = (parts.draft - parts.draft_experts) / layout.tp + parts.draft_experts / max(
-            layout.tp, layout.ep
-        )
+        dense = (parts.draft - parts.draft_experts) / layout.tp
+        layer_params = dense + parts.draft_experts / expert_ways
+        size = int(layer_params * model.mtp_layers * bits["draft"] / 8)
         experts_too = ", experts included" if model.is_moe else ""
         how = f"{model.mtp_layers} MTP layer(s) at {bits['draft']:g} bits{experts_too}"
-        terms.append(Term("draft layers", int(own * model.mtp_layers * bits["draft"] / 8), how))
+        terms.append(Term("draft layers", size, how))
     if vision and parts.vision and has_pool(setup.engine):
         tower = int(parts.vision * bits["vision"] / 8 / layout.tp)
-        terms.append(
-            Term(
-                "vision tower",
-                tower,
-                f"{parts.vision / 1e6:.0f}M parameters that the checkpoint carries",
-            )
-        )
+        how = f"{parts.vision / 1e6:.0f}M parameters that the checkpoint carries"
+        terms.append(Term("vision tower", tower, how))
     return terms
 
 
 def _ends(setup: Setup, embedding: float, head: float) -> tuple[float, str]:
-    """Embedding and head on the card that has the most of them. llama.cpp looks embeddings up in
-    system memory.
+    """Return the bytes of embedding and head on the card that has the most of them, and why.
+
+    llama.cpp looks embeddings up in system memory.
     """
     tp = setup.layout.tp
-    pp = setup.layout.pp
     if not has_pool(setup.engine):
-        return (
-            head or embedding
-        ) / tp, "embeddings stay in system memory" if head else "one matrix for both ends"
-    if pp > 1:
+        if head:
+            return head / tp, "embeddings stay in system memory"
+        return embedding / tp, "one matrix for both ends"
+    if setup.layout.pp > 1:
         return max(embedding, head) / tp, "one end on the first and one on the last card"
-    return (
-        embedding + head
-    ) / tp, f"both ends at {part_bits(setup.quant, setup.model)['ends']:g} bits"
+    bits = part_bits(setup.quant, setup.model)["ends"]
+    return (embedding + head) / tp, f"both ends at {bits:g} bits"
 
 
 def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> list[Term]:
-    """What the engine's trial run measures before it sizes the pool (SGLang leaves it to the rest
-    of the card).
+    """Return what the engine's trial run measures before it sizes the pool (SGLang leaves it to
+    the rest of the card).
     """
     model = setup.model
     tp = setup.layout.tp
@@ -573,18 +572,12 @@ def _late_terms(setup: Setup, card: Device, slots: int) -> list[Term]:
     if _drafts_itself(setup) and setup.model.is_moe and setup.spec is not None:
         # A write-up on 35B-A3B: "depth-3 spec means 3x the MoE expert footprint during dummy_run".
         # One of them is in the weights already.
-        own = (
-            parts_of(setup.model).draft_experts * part_bits(setup.quant, setup.model)["draft"] / 8
-        )
-        again = int(own / max(setup.layout.tp, setup.layout.ep)) * max(0, setup.spec.depth - 1)
-        terms.append(
-            Term(
-                "draft experts again",
-                again,
-                f"one set for each of {setup.spec.depth} drafts",
-                inside=False,
-            )
-        )
+        draft_bits = part_bits(setup.quant, setup.model)["draft"]
+        expert_bytes = parts_of(setup.model).draft_experts * draft_bits / 8
+        of_card = int(expert_bytes / max(setup.layout.tp, setup.layout.ep))
+        again = of_card * max(0, setup.spec.depth - 1)
+        how = f"one set for each of {setup.spec.depth} drafts"
+        terms.append(Term("draft experts again", again, how, inside=False))
     return terms
 
 
@@ -619,25 +612,23 @@ class FitResult(msgspec.Struct, frozen=True):
         setup = self.setup
         plan = self.plan
         slots = f"{plan.slots} slot{'s' if plan.slots > 1 else ''}"
-        what = (
+        subject = (
             f"{setup.model.id} {setup.quant.title} with {plan.context} tokens and {slots}, "
             f"{setup.layout},"
         )
         if plan.over_inside_bytes > 0:
-            asked = format_bytes(plan.budget_bytes + plan.over_inside_bytes)
+            required = format_bytes(plan.budget_bytes + plan.over_inside_bytes)
             return (
-                f"{what} needs {asked} a card, {plan.card.id} gives "
+                f"{subject} needs {required} a card, {plan.card.id} gives "
                 f"{format_bytes(plan.budget_bytes)}"
             )
-        left = max(0, plan.usable_bytes - plan.budget_bytes)
+        spare_bytes = max(0, plan.usable_bytes - plan.budget_bytes)
         out = plan.over_outside_bytes
         late = max((t for t in plan.terms if not t.inside), key=lambda t: t.bytes)
         return (
-            f"{what} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, "
-            f"{format_bytes(left)} of "
-            f"{plan.card.id} is left: {format_bytes(out)} are missing, the largest term is "
-            f"{late.name} "
-            f"({format_bytes(late.bytes)})"
+            f"{subject} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, "
+            f"{format_bytes(spare_bytes)} of {plan.card.id} is left: {format_bytes(out)} are "
+            f"missing, the largest term is {late.name} ({format_bytes(late.bytes)})"
         )
 
 
@@ -649,7 +640,7 @@ def fits(
     slots: int | None = None,
     at_once: int | None = None,
 ) -> FitResult:
-    """With a pool and no `at_once`: whether the engine starts.
+    """Return whether it fits; with a pool and no `at_once`, whether the engine starts.
 
     The arguments are those of `memory`.
     """
@@ -666,12 +657,11 @@ def smallest(cards: Sequence[Device]) -> Device:
 def kv_capacity_tokens(
     setup: Setup, card: Device, *, context: int, slots: int | None = None, vision: bool = True
 ) -> int:
-    """How many tokens the pool holds in sequences of that length: what newer vLLM prints as its KV
-    cache size.
+    """Return how many tokens the pool holds in sequences of that length: what newer vLLM prints as
+    its KV cache size.
     """
-    return int(
-        _held(setup, memory(setup, card, context=context, slots=slots, vision=vision)) * context
-    )
+    plan = memory(setup, card, context=context, slots=slots, vision=vision)
+    return int(_held(setup, plan) * context)
 
 
 def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool = False) -> int:
@@ -692,30 +682,31 @@ def longest_shared_context(setup: Setup, card: Device, slots: int, task_tokens: 
     pool share it.
 
     0 where the pool does not hold a task in every slot. The margin is kept where the tasks leave
-    it."""
+    it.
+    """
     plan = memory(setup, card, context=task_tokens, slots=slots, at_once=slots)
     if not plan.fits:
         return 0
     margin = 0 if plan.fits_on_paper_only else plan.margin_bytes
-    left = -plan.over_inside_bytes - margin
+    spare_bytes = -plan.over_inside_bytes - margin
     tokens_a_step = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
 
     def kept_bytes(context: int) -> float:
         return kv_bytes_per_token(setup) * context + window_bytes(setup, context, tokens_a_step)
 
     def holds(steps: int) -> bool:
-        return kept_bytes(steps * CONTEXT_STEP) - kept_bytes(task_tokens) <= left
+        return kept_bytes(steps * CONTEXT_STEP) - kept_bytes(task_tokens) <= spare_bytes
 
-    most = setup.model.max_context or MOST_CONTEXT
-    return _search(most // CONTEXT_STEP, holds) * CONTEXT_STEP
+    max_context = setup.model.max_context or MOST_CONTEXT
+    return _search(max_context // CONTEXT_STEP, holds) * CONTEXT_STEP
 
 
-def _search(most: int, holds: Callable[[int], bool]) -> int:
+def _search(limit: int, holds: Callable[[int], bool]) -> int:
     """Return the largest n of 1 to `most` for which it holds; it holds for all smaller ones."""
-    if most < 1 or not holds(1):
+    if limit < 1 or not holds(1):
         return 0
     low = 1
-    high = most
+    high = limit
     while low < high:
         middle = (low + high + 1) // 2
         if holds(middle):
@@ -726,11 +717,13 @@ def _search(most: int, holds: Callable[[int], bool]) -> int:
 
 
 def _held(setup: Setup, plan: MemoryPlan) -> float:
-    """Sequences of the plan's context that KV, window and state of the pool are enough for."""
+    """Return how many sequences of the plan's context have their KV, window and state in the
+    pool.
+    """
     if plan.over_outside_bytes > 0:
         return 0.0
     tokens = setup.batched_tokens or defaults(setup.engine, plan.card).batched_tokens
-    each = (
+    sequence_bytes = (
         kv_bytes_per_token(setup) * plan.context
         + window_bytes(setup, plan.context, tokens)
         + state_bytes(setup)
@@ -739,6 +732,6 @@ def _held(setup: Setup, plan: MemoryPlan) -> float:
         pool = plan.pool_bytes
     else:
         pool = plan.pool_bytes - plan.over_inside_bytes
-    if each > 0:
-        return max(0.0, pool / each)
+    if sequence_bytes > 0:
+        return max(0.0, pool / sequence_bytes)
     return float(plan.slots)

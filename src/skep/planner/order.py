@@ -4,7 +4,8 @@ Each rule keeps some of the candidates that the rules before it have kept, and t
 decides. A rule that nobody meets keeps all. Published pairs of setups on the same cards say how
 much a lead in speed is worth (734 pairs under 172 loads, predicted without their source): where
 the slower one is predicted at 70 to 80 % of the faster one's speed, it was really faster in 24 %
-of the pairs; below 70 % in 6 %."""
+of the pairs; below 70 % in 6 %. Knows the figures of a plan, not how they came about.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from skep.planner.ranking import KNOWN_ENGINES, Rated, kernels_share
 from skep.units import format_seconds
 
-COMPARABLE = (
-    0.7  # of the fastest's speed: who is slower than that loses clearly, however wide the band is
-)
-COMPARABLE_FORM = (
-    0.8  # of the fastest form of a layout: people do not see the forms that were not chosen
-)
+# of the fastest's speed: who is slower than that loses clearly, however wide the band is
+COMPARABLE = 0.7
+# of the fastest form of a layout: people do not see the forms that were not chosen
+COMPARABLE_FORM = 0.8
 HALF = 0.5  # of the fastest's speed: too slow to go first for a margin or for staying on the cards
 WITH_ROOM = 0.85  # of the fastest's speed: slower than that, room for every agent is not worth it
 SAME_CONTEXT = 0.75  # of the largest context; below it agents run out of room sooner
@@ -36,13 +35,13 @@ Preference = tuple[bool | float, ...]
 
 
 def in_order(rated: Iterable[Rated]) -> list[Rated]:
-    """Return them best first."""
-    left = list(rated)
+    """Return the candidates best first."""
+    unplaced = list(rated)
     ordered: list[Rated] = []
-    while left:
-        best = first_of(left)
+    while unplaced:
+        best = first_of(unplaced)
         ordered.append(best)
-        left.remove(best)
+        unplaced.remove(best)
     return ordered
 
 
@@ -53,30 +52,30 @@ def first_of(candidates: Candidates) -> Rated:
 
 
 def best_form(forms: Candidates) -> Rated:
-    """Return the one that stands for a layout with one format:
-    forms differ in KV type and drafts.
+    """Return the form that stands for a layout with one format: forms differ in KV type and
+    drafts.
     """
     for rule in FORM_RULES:
         forms = rule(forms)
     return max(forms, key=preference)
 
 
-def why_first(candidates: Candidates, shown: Candidates) -> str | None:
+def why_first(candidates: Candidates, listed: Candidates) -> str | None:
     """Return why the first of the candidates goes before each faster one that is shown; None where
     it is the fastest.
 
     Every rule that left a faster one out has one clause.
     """
     first = first_of(candidates)
-    faster = [rated for rated in shown if _is_shown_faster(rated, first)]
+    faster = [rated for rated in listed if _is_shown_faster(rated, first)]
     faster.sort(key=_shown_tok_s, reverse=True)
     clauses = []
     for rule, reason in RULES:
-        kept = rule(candidates)
-        lost = [rated for rated in faster if rated in candidates and rated not in kept]
+        remaining = rule(candidates)
+        lost = [rated for rated in faster if rated in candidates and rated not in remaining]
         if lost:
             clauses.append(reason(first, lost))
-        candidates = kept
+        candidates = remaining
     near: dict[str, list[Rated]] = {}
     for rated in faster:
         if rated in candidates:
@@ -128,9 +127,9 @@ def _can_be_had(candidates: Candidates) -> Candidates:
 
 def _within_limits(candidates: Candidates) -> Candidates:
     """Keep those within --slo; where none is, those that miss it by least."""
-    least = min(rated.over_limit for rated in candidates)
-    most = max(1.0, least / SAME_SPEED)
-    return [rated for rated in candidates if rated.over_limit <= most]
+    smallest_miss = min(rated.over_limit for rated in candidates)
+    allowed = max(1.0, smallest_miss / SAME_SPEED)
+    return [rated for rated in candidates if rated.over_limit <= allowed]
 
 
 def _are_known_to_start(candidates: Candidates) -> Candidates:
@@ -179,20 +178,20 @@ def _inside_the_band(candidates: Candidates, share: float) -> Candidates:
     There is no such doubt about one agent's time, which is asked for by name: near ties only.
     """
     fastest = max(candidates, key=lambda rated: rated.speed)
-    least = max(share * fastest.speed, fastest.low)
+    slowest = max(share * fastest.speed, fastest.low)
     if fastest.goal.kind == "latency":
-        least = SAME_SPEED * fastest.speed
-    return [rated for rated in candidates if rated.speed >= least]
+        slowest = SAME_SPEED * fastest.speed
+    return [rated for rated in candidates if rated.speed >= slowest]
 
 
 def _have_context(candidates: Candidates) -> Candidates:
-    """Keep those with about the largest context;
-    where all hold a session, half of it is as good.
+    """Keep those with about the largest context; where all hold a session, half of it is as
+    good.
     """
-    most = max(map(_useful_context, candidates))
+    largest = max(map(_useful_context, candidates))
     session = SESSION_TASKS * candidates[0].goal.need_tokens
-    least = max(min(SAME_CONTEXT * most, session), SAME_SESSION * most)
-    return [rated for rated in candidates if _useful_context(rated) >= least]
+    enough = max(min(SAME_CONTEXT * largest, session), SAME_SESSION * largest)
+    return [rated for rated in candidates if _useful_context(rated) >= enough]
 
 
 def _answer_soon(candidates: Candidates) -> Candidates:
@@ -218,18 +217,21 @@ def _are_not_beaten(candidates: Candidates) -> Candidates:
     ]
 
 
-def _beats(other: Rated, rated: Rated) -> bool:
-    """Where both hold the same context, more bits of each weight may make up for the rest."""
-    if other.speed <= rated.speed or other.outcome.ttft_s >= rated.outcome.ttft_s:
+def _beats(rival: Rated, rated: Rated) -> bool:
+    """Return whether a rival is better in all three.
+
+    Where both hold the same context, more bits of each weight may make up for the rest.
+    """
+    if rival.speed <= rated.speed or rival.outcome.ttft_s >= rated.outcome.ttft_s:
         return False
-    if other.context_each == rated.context_each:
-        return other.setup.quant.nominal >= rated.setup.quant.nominal
-    return other.context_each > rated.context_each
+    if rival.context_each == rated.context_each:
+        return rival.setup.quant.nominal >= rated.setup.quant.nominal
+    return rival.context_each > rated.context_each
 
 
 def _keep_most_bits(candidates: Candidates) -> Candidates:
-    most = max(rated.setup.quant.nominal for rated in candidates)
-    return [rated for rated in candidates if rated.setup.quant.nominal == most]
+    most_bits = max(rated.setup.quant.nominal for rated in candidates)
+    return [rated for rated in candidates if rated.setup.quant.nominal == most_bits]
 
 
 def _serve_one_agent_as_fast(candidates: Candidates) -> Candidates:
@@ -352,12 +354,9 @@ def _narrow(first: Rated, faster: Candidates) -> str:
 def _slow_to_begin(first: Rated, faster: Candidates) -> str:
     soonest = min(rated.outcome.ttft_s for rated in faster)
     wait = format_seconds(first.outcome.ttft_s)
-    least = format_seconds(soonest)
+    waits = f"{wait} against {format_seconds(soonest)}"
     lead = _lead(faster)
-    return (
-        f"the first token comes after {wait} against {least}, while {lead} by less than plans "
-        "are off"
-    )
+    return f"the first token comes after {waits}, while {lead} by less than plans are off"
 
 
 def _beaten(_: Rated, faster: Candidates) -> str:
@@ -372,9 +371,9 @@ def _coarse(first: Rated, faster: Candidates) -> str:
 
 
 def _slow_alone(first: Rated, faster: Candidates) -> str:
-    most = max(rated.alone_tok_s for rated in faster)
+    fastest = max(rated.alone_tok_s for rated in faster)
     return _near_tie(
-        first, faster, f"{first.alone_tok_s:,.0f} tok/s for an agent alone against {most:,.0f}"
+        first, faster, f"{first.alone_tok_s:,.0f} tok/s for an agent alone against {fastest:,.0f}"
     )
 
 
@@ -433,7 +432,9 @@ RULES: tuple[
 
 
 def _form_rules() -> tuple[Callable[[Candidates], Candidates], ...]:
-    """Return those of `RULES`, but that a form may be nicer than one that beats it by little."""
+    """Return those of `RULES`, except that a form may be nicer than one that beats it by
+    little.
+    """
     rules = [rule for rule, _ in RULES if rule is not _are_not_beaten]
     return tuple(_are_forms_as_fast if rule is _are_as_fast else rule for rule in rules)
 

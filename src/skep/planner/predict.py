@@ -2,7 +2,8 @@
 
 Continuous batching is a decider without a clock: `next_pass` says what to run and how long it
 takes, `finish` what has happened after it. The forecast plays it through in virtual time, the
-simulated engine in real time."""
+simulated engine in real time.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +46,14 @@ class Sequence:
     cached: float = 0.0  # tokens of the prompt whose KV was there already
     prompt_left: float = 0.0
     ends_at: float = 0.0  # on the replica's count of tokens a sequence has gained
-    gone: bool = False
+    is_released: bool = False
 
     def __post_init__(self) -> None:
         self.prompt_left = self.prompt
 
     @property
     def need(self) -> float:
-        """KV it is let in for: engines admit by the prompt and sort the rest out later."""
+        """The KV it is admitted for: engines admit by the prompt and sort the rest out later."""
         return self.cached + self.prompt + self.output / 2
 
 
@@ -75,8 +76,10 @@ class PassResult(msgspec.Struct, frozen=True):
 
 
 class SimulatedReplica:
-    """All decoding sequences gain tokens at one pace, so only one count of them is kept, and where
-    on it each ends.
+    """One engine with continuous batching.
+
+    All decoding sequences gain tokens at one pace, so only one count of them is kept, and where on
+    it each ends.
     """
 
     def __init__(self, step: StepModel, slots: int, pool_tokens: float, chunk_tokens: int) -> None:
@@ -90,7 +93,7 @@ class SimulatedReplica:
         self._ends: list[tuple[float, int, Sequence]] = []
         self._gained = 0.0
         self._context = 0.0
-        self._kept = 0.0
+        self._reserved_tokens = 0.0
         self._order = 0
 
     @property
@@ -109,10 +112,10 @@ class SimulatedReplica:
         self.waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Its slot and its KV are free again; a sequence that is not here any more is ignored."""
-        if sequence.gone:
+        """Free the slot and the KV of a sequence; one that is not here any more is ignored."""
+        if sequence.is_released:
             return
-        sequence.gone = True
+        sequence.is_released = True
         if sequence in self.waiting:
             self.waiting.remove(sequence)
             return
@@ -123,11 +126,11 @@ class SimulatedReplica:
             self._context -= self._context_of(sequence)
             self._ends = [entry for entry in self._ends if entry[2] is not sequence]
             heapify(self._ends)
-        self._kept -= sequence.need
+        self._reserved_tokens -= sequence.need
 
     def next_pass(self, at_most: int = 1 << 30) -> BatchPass | None:
-        """As many equal steps as nothing new happens in, at most `at_most`; None where there is
-        nothing to do.
+        """Return as many equal steps as nothing new happens in, at most `at_most`; None where
+        there is nothing to do.
         """
         self._admit()
         if not self.running:
@@ -149,10 +152,8 @@ class SimulatedReplica:
         if steps > 1:
             context += sequences * tokens_each * (steps - 1) / 2
             weighed += prompt * prompt * (steps - 1) / 2
-        seconds = (
-            self.step.seconds(sequences, context, prompt, weighed / prompt if prompt else 0.0)
-            * steps
-        )
+        prompt_context = weighed / prompt if prompt else 0.0
+        seconds = self.step.seconds(sequences, context, prompt, prompt_context) * steps
         return BatchPass(steps, seconds, sequences, tuple(pieces), tokens_each)
 
     def finish(self, done: BatchPass) -> PassResult:
@@ -171,13 +172,13 @@ class SimulatedReplica:
         started = []
         for sequence, piece in done.pieces:
             sequence.prompt_left -= piece * done.steps
-            if sequence.prompt_left <= 1e-9 and not sequence.gone:
+            if sequence.prompt_left <= 1e-9 and not sequence.is_released:
                 started.append(sequence)
                 self.filling.remove(sequence)
                 self._start(sequence, ended)
         for sequence in ended:
-            sequence.gone = True
-            self._kept -= sequence.need
+            sequence.is_released = True
+            self._reserved_tokens -= sequence.need
         return PassResult(tuple(started), tuple(ended))
 
     def _start(self, sequence: Sequence, ended: list[Sequence]) -> None:
@@ -191,43 +192,42 @@ class SimulatedReplica:
         self._context += self._context_of(sequence)
 
     def _context_of(self, sequence: Sequence) -> float:
-        return (
-            sequence.cached + sequence.prompt + sequence.output - (sequence.ends_at - self._gained)
-        )
+        left_to_write = sequence.ends_at - self._gained
+        return sequence.cached + sequence.prompt + sequence.output - left_to_write
 
     def _admit(self) -> None:
         while self.waiting and self.running < self.slots:
             need = self.waiting[0].need
-            if self._kept + need > self.pool_tokens and self.running:
+            if self._reserved_tokens + need > self.pool_tokens and self.running:
                 return
-            self._kept += need
+            self._reserved_tokens += need
             self.filling.append(self.waiting.popleft())
 
     def _pieces(self, budget: float) -> tuple[list[tuple[Sequence, float]], float, float]:
         pieces = []
-        left = budget
+        budget_left = budget
         weighed = 0.0
         for sequence in self.filling:
-            if left <= 0:
+            if budget_left <= 0:
                 break
-            piece = min(left, sequence.prompt_left)
+            piece = min(budget_left, sequence.prompt_left)
             pieces.append((sequence, piece))
             weighed += piece * (sequence.cached + sequence.prompt - sequence.prompt_left)
-            left -= piece
-        return pieces, budget - left, weighed
+            budget_left -= piece
+        return pieces, budget - budget_left, weighed
 
 
 class PredictedOutcome(msgspec.Struct, frozen=True):
-    """`task_tok_s` and `tpot_s` are of the decoding alone; `ttft_s` counts from when the task was
+    """What a load is expected to get.
+
+    `task_tok_s` and `tpot_s` are of the decoding alone; `ttft_s` counts from when the task was
     sent.
     """
 
     effective_tok_s: float
     task_tok_s: float
     ttft_s: float
-    tpot_s: (
-        float  # mean over tasks; `task_tok_s` is the mean of their speeds, as people average it
-    )
+    tpot_s: float  # mean over tasks; `task_tok_s` is the mean of their speeds, as people average
     wall_s: float
     tasks: int
     running: float  # sequences in the engine at once, on average
@@ -247,8 +247,8 @@ def simulate_load(
 
 
 def lengths(count: int, mean: float, spread: float) -> list[float]:
-    """Evenly drawn from one distribution, in a mixed order; without chance, so that a plan can be
-    repeated.
+    """Return lengths evenly drawn from one distribution, in a mixed order; without chance, so that
+    a plan can be repeated.
     """
     if spread <= 0 or count < 1:
         return [max(1.0, mean)] * count
@@ -261,23 +261,26 @@ def lengths(count: int, mean: float, spread: float) -> list[float]:
 
 
 class _LoadSimulation:
-    """Empty replicas, each at its own pace: a task goes where the least wait for their share of
-    slots.
+    """One load on replicas that are empty at first, each at its own speed: a task goes where the
+    fewest wait for their share of slots.
     """
 
     def __init__(self, replicas: Several[SimulatedReplica], load: PlannedLoad) -> None:
         self.load = load
         self.replicas = list(replicas)
-        self.pace = [1.0 / replica.step.seconds(1, 1000.0) for replica in self.replicas]
+        self.steps_per_s = [1.0 / replica.step.seconds(1, 1000.0) for replica in self.replicas]
         self.busy: list[tuple[float, int, BatchPass]] = []
         self.idle = set(range(len(self.replicas)))
+        # seconds, by task
         self.sent: dict[int, float] = {}
         self.first: dict[int, float] = {}
         self.ended: dict[int, float] = {}
         if load.shape == "burst":
             rounds = 1
+        elif load.spread:
+            rounds = _UNEVEN_ROUNDS
         else:
-            rounds = _UNEVEN_ROUNDS if load.spread else _ROUNDS
+            rounds = _ROUNDS
         self.outputs = lengths(
             load.tasks or load.concurrency * rounds, load.output_tokens, load.spread
         )
@@ -296,9 +299,8 @@ class _LoadSimulation:
         if self.load.rate_per_s:
             arrivals = [place / self.load.rate_per_s for place in range(total)]
         else:
-            for _ in range(
-                min(total, total if self.load.shape == "burst" else self.load.concurrency)
-            ):
+            at_once = total if self.load.shape == "burst" else self.load.concurrency
+            for _ in range(min(total, at_once)):
                 self._send(now)
         while len(self.ended) < total:
             if arrivals and self.upcoming < total:
@@ -317,15 +319,18 @@ class _LoadSimulation:
         return self._outcome(now)
 
     def _send(self, now: float) -> None:
-        """To the replica with the fewest in it; of several with a free slot to the fastest."""
+        """Send the next task to the replica with the fewest in it; of several with a free slot to
+        the fastest.
+        """
         place = self.upcoming
         self.upcoming += 1
         self.sent[place] = now
         best = self.replicas[0]
         if len(self.replicas) > 1:
-            paced = zip(self.replicas, self.pace, strict=True)
+            with_speeds = zip(self.replicas, self.steps_per_s, strict=True)
             best, _ = min(
-                paced, key=lambda one: (one[0].load >= one[0].slots, one[0].load, -one[1])
+                with_speeds,
+                key=lambda pair: (pair[0].load >= pair[0].slots, pair[0].load, -pair[1]),
             )
         best.submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
 
@@ -340,10 +345,9 @@ class _LoadSimulation:
                 and following.steps > 1
                 and now + following.seconds > next_arrival
             ):
-                each = following.seconds / following.steps
-                following = replica.next_pass(
-                    at_most=max(1, math.ceil((next_arrival - now) / each))
-                )
+                step_s = following.seconds / following.steps
+                steps = max(1, math.ceil((next_arrival - now) / step_s))
+                following = replica.next_pass(at_most=steps)
                 assert following is not None
             self.idle.discard(index)
             self.area += following.seconds * (following.decoding + len(following.pieces))
@@ -356,11 +360,8 @@ class _LoadSimulation:
             self.first[sequence.id] = now
         for sequence in progress.ended:
             self.ended[sequence.id] = now
-            if (
-                self.load.shape != "burst"
-                and not self.load.rate_per_s
-                and self.upcoming < len(self.outputs)
-            ):
+            answers_with_next = self.load.shape != "burst" and not self.load.rate_per_s
+            if answers_with_next and self.upcoming < len(self.outputs):
                 self._send(now)
 
     def _outcome(self, wall: float) -> PredictedOutcome:
@@ -385,28 +386,28 @@ class _LoadSimulation:
         )
 
 
-def _extended(fewer: PredictedOutcome, more: PredictedOutcome, tasks: int) -> PredictedOutcome:
+def _extended(fewer: PredictedOutcome, longer: PredictedOutcome, tasks: int) -> PredictedOutcome:
     """Return the outcome of so many tasks: walls, waits and sums over tasks grow in a straight
     line with them.
     """
-    share = (tasks - fewer.tasks) / (more.tasks - fewer.tasks)
+    share = (tasks - fewer.tasks) / (longer.tasks - fewer.tasks)
 
     def grown(of_fewer: float, of_more: float) -> float:
         return of_fewer + share * (of_more - of_fewer)
 
     def mean(of_fewer: float, of_more: float) -> float:
-        return grown(of_fewer * fewer.tasks, of_more * more.tasks) / tasks
+        return grown(of_fewer * fewer.tasks, of_more * longer.tasks) / tasks
 
-    wall_s = grown(fewer.wall_s, more.wall_s)
-    produced = grown(fewer.effective_tok_s * fewer.wall_s, more.effective_tok_s * more.wall_s)
+    wall_s = grown(fewer.wall_s, longer.wall_s)
+    produced = grown(fewer.effective_tok_s * fewer.wall_s, longer.effective_tok_s * longer.wall_s)
     return PredictedOutcome(
         effective_tok_s=produced / wall_s,
-        task_tok_s=mean(fewer.task_tok_s, more.task_tok_s),
-        ttft_s=grown(fewer.ttft_s, more.ttft_s),
-        tpot_s=mean(fewer.tpot_s, more.tpot_s),
+        task_tok_s=mean(fewer.task_tok_s, longer.task_tok_s),
+        ttft_s=grown(fewer.ttft_s, longer.ttft_s),
+        tpot_s=mean(fewer.tpot_s, longer.tpot_s),
         wall_s=wall_s,
         tasks=tasks,
-        running=grown(fewer.running * fewer.wall_s, more.running * more.wall_s) / wall_s,
+        running=grown(fewer.running * fewer.wall_s, longer.running * longer.wall_s) / wall_s,
     )
 
 
@@ -424,7 +425,9 @@ class SpeedModel(msgspec.Struct, frozen=True):
     steps: tuple[StepModel, ...] = ()
 
     def outcome(self, load: PlannedLoad) -> PredictedOutcome:
-        """As a user would measure it: output tokens over wall time, run-to-run losses counted."""
+        """Return what a user would measure: output tokens over wall time, run-to-run losses
+        counted.
+        """
         played = self._queued(load) or self._played(load)
         tail = _RUN_TAIL if load.concurrency > 1 else 1.0
         return replace(played, effective_tok_s=played.effective_tok_s * tail)
@@ -446,25 +449,27 @@ class SpeedModel(msgspec.Struct, frozen=True):
         if not is_steady or load.concurrency <= _QUEUE_WAVES * slots:
             return None
         uneven = load.concurrency % slots  # so that the last wave is as full as it will be
-        fewer, more = (
+        fewer, longer = (
             self._played(replace(load, concurrency=waves * slots + uneven))
             for waves in (_FEWER_WAVES, _MORE_WAVES)
         )
-        return _extended(fewer, more, load.concurrency * _ROUNDS)
+        return _extended(fewer, longer, load.concurrency * _ROUNDS)
 
     def figure(self, load: PlannedLoad, metric: str) -> float:
-        """Tokens a second as `metric` counts: effective, over wall time; decode, agents x the rate
-        of a stream.
+        """Return the tokens a second as `metric` counts them: effective, over wall time; decode,
+        agents x the rate of a stream.
         """
         if metric == "effective":
             return self.outcome(load).effective_tok_s
         among_prompts = load.shape == "burst" and load.concurrency > 1
-        return load.concurrency * (
-            self.outcome(load).task_tok_s if among_prompts else self.stream_tok_s(load)
-        )
+        if among_prompts:
+            return load.concurrency * self.outcome(load).task_tok_s
+        return load.concurrency * self.stream_tok_s(load)
 
     def stream_tok_s(self, load: PlannedLoad) -> float:
-        """Of one stream once it runs, beside those of the other agents and nobody's prompt."""
+        """Return the speed of one stream once it runs, beside those of the other agents and
+        nobody's prompt.
+        """
         sequences = max(1, min(self.slots, -(-load.concurrency // self.setup.layout.replicas)))
         seconds = self.step.seconds(
             sequences, sequences * (load.input_tokens + load.output_tokens / 2)
@@ -475,19 +480,20 @@ class SpeedModel(msgspec.Struct, frozen=True):
 def prospect(
     setup: Setup, rig: Rig, constants: Constants, *, context: int, tuning: StepTuning = UNTUNED
 ) -> SpeedModel:
-    """`context`: tokens of a whole sequence, prompt and answer.
+    """Return the speed model of a setup on a rig.
 
-    `tuning`: what a calibration of this machine found.
+    `context`: tokens of a whole sequence, prompt and answer. `tuning`: what a calibration of this
+    machine found.
     """
-    found: dict[tuple[Device, CardLink | None], StepModel] = {}
+    step_models: dict[tuple[Device, CardLink | None], StepModel] = {}
     replicas = []
     for group in groups(setup.layout):
         card = pace_setter([rig.cards[place] for place in group], in_turn=setup.layout.tp == 1)
         link = group_link(rig, group) if setup.layout.tp > 1 else None
-        if (card, link) not in found:
-            found[card, link] = step_model(setup, card, link, constants, tuning=tuning)
-        replicas.append((found[card, link], card, link))
-    step, card, link = max(replicas, key=lambda one: one[0].seconds(1, context))
+        if (card, link) not in step_models:
+            step_models[card, link] = step_model(setup, card, link, constants, tuning=tuning)
+        replicas.append((step_models[card, link], card, link))
+    step, card, link = max(replicas, key=lambda replica: replica[0].seconds(1, context))
     smallest = dataclasses.replace(
         card, memory_gib=min(rig.cards[place].memory_gib for place in range(setup.layout.cards))
     )
@@ -495,5 +501,5 @@ def prospect(
     slots = setup.slots or usual.slots
     pool = kv_capacity_tokens(setup, smallest, context=context, slots=slots)
     chunk = setup.batched_tokens or usual.batched_tokens
-    steps = tuple(one for one, _, _ in replicas)
+    steps = tuple(step_of_replica for step_of_replica, _, _ in replicas)
     return SpeedModel(setup, card, link, step, slots, float(pool), chunk, constants, steps)

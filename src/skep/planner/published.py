@@ -2,6 +2,7 @@
 given setup. What they could not start with drafts: `draft_failures.tsv`.
 
 `scripts/write_published.py` writes both from the published points and the shipped presets.
+Predicts nothing.
 """
 
 from __future__ import annotations
@@ -79,27 +80,33 @@ class PublishedRow(msgspec.Struct, frozen=True):
         return PlannedLoad(self.concurrency, prompt, answer, shape=self.shape, spread=self.spread)
 
     def is_in_format(self, quant: Quant) -> bool:
-        """Whether its weights have this format, or one that the same kernels read: AWQ and GPTQ
-        are both INT4.
+        """Return whether its weights have this format, or one that the same kernels read: AWQ and
+        GPTQ are both INT4.
         """
         return self.quant is not None and same_format(QUANTS[self.quant], quant)
 
     def is_of(self, setup: Setup) -> bool:
-        """Whether format and drafts are the setup's too, beside its layout."""
+        """Return whether format and drafts are the setup's too, beside its layout."""
         return self.is_in_format(setup.quant) and str(self.spec) == str(setup.spec)
 
 
-def same_format(one: Quant, quant: Quant) -> bool:
-    return (one.family, one.nominal) == (quant.family, quant.nominal)
+def same_format(first: Quant, quant: Quant) -> bool:
+    return (first.family, first.nominal) == (quant.family, quant.nominal)
 
 
 def way_of(layout: Layout, spec: Speculation | None, engine: str, *, graphs: bool = True) -> str:
-    """`2 x TP=1, mtp n=3 (vllm)`; that graphs are off is said."""
+    """Return a layout, drafts and engine in words: `2 x TP=1, mtp n=3 (vllm)`, and `eager` where
+    graphs are off.
+    """
     return _way(str(layout), spec, engine, graphs=graphs)
 
 
 def _way(layout: str, spec: Speculation | None, engine: str, *, graphs: bool) -> str:
-    parts = [layout, *([str(spec)] if spec else []), *([] if graphs else ["eager"])]
+    parts = [layout]
+    if spec:
+        parts.append(str(spec))
+    if not graphs:
+        parts.append("eager")
     return f"{', '.join(parts)} ({engine})"
 
 
@@ -110,8 +117,8 @@ def cards_title(cards: Sequence[Device]) -> str:
 
 
 def rows_of_layout(setup: Setup, rig: Rig) -> tuple[PublishedRow, ...]:
-    """Return those of its model, engine, layout, cards in use and link, in any format and with any
-    drafts.
+    """Return the rows of its model, engine, layout, cards in use and link, in any format and with
+    any drafts.
     """
     layout = setup.layout
     graphs = None if setup.graphs else "eager"
@@ -131,12 +138,13 @@ def rows_of_layout(setup: Setup, rig: Rig) -> tuple[PublishedRow, ...]:
 
 
 def is_measured(setup: Setup, rig: Rig) -> bool:
-    """Whether anybody has published a figure of this layout, or of one replica of it, on such
-    cards.
+    """Return whether anybody has published a figure of this layout, or of one replica of it, on
+    such cards.
     """
-    one = replace(setup, layout=replace(setup.layout, replicas=1))
+    one_replica = replace(setup, layout=replace(setup.layout, replicas=1))
     return any(
-        row.is_of(setup) for row in (*rows_of_layout(setup, rig), *rows_of_layout(one, rig))
+        row.is_of(setup)
+        for row in (*rows_of_layout(setup, rig), *rows_of_layout(one_replica, rig))
     )
 
 
@@ -151,7 +159,7 @@ class DraftFailure(msgspec.Struct, frozen=True):
 
 
 def draft_failure(setup: Setup, rig: Rig) -> DraftFailure | None:
-    """Return the one that is known for this model on such cards, with or without drafts in the
+    """Return the failure that is known for this model on such cards, with or without drafts in the
     setup.
 
     What stops one engine that keeps a pool stops the other one: they load the same draft layers.
@@ -161,12 +169,12 @@ def draft_failure(setup: Setup, rig: Rig) -> DraftFailure | None:
 
 def known_draft_failure(model: str, cards: Sequence[Device], engine: str) -> DraftFailure | None:
     engines = _POOLED if engine in _POOLED else (engine,)
-    known = (
+    failures = (
         draft_failure
         for draft_failure in _draft_failures()
         if (draft_failure.model, draft_failure.cards) == (model, cards_title(cards))
     )
-    return next((one for one in known if one.engine in engines), None)
+    return next((failure for failure in failures if failure.engine in engines), None)
 
 
 @lru_cache(maxsize=1)
@@ -182,10 +190,10 @@ def published_rows(model: str) -> tuple[PublishedRow, ...]:
     head, *lines = text.splitlines()
     names = head.split("\t")
     mine = (line.split("\t") for line in lines if line.startswith(f"{model}\t"))
-    told = (
+    rows = (
         {name: cell for name, cell in zip(names, cells, strict=True) if cell} for cells in mine
     )
     optional = dict.fromkeys(
         ("link", "drafts", "graphs", "quant", "input_tokens", "output_tokens")
     )
-    return tuple(msgspec.convert({**optional, **row}, PublishedRow, strict=False) for row in told)
+    return tuple(msgspec.convert({**optional, **row}, PublishedRow, strict=False) for row in rows)

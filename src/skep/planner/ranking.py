@@ -1,5 +1,6 @@
 """What a setup is worth for a goal: its speed with the band around it, its context, and what it
-does at several concurrencies. Which of several goes first is decided in `skep.planner.order`."""
+does at several concurrencies. Which of several goes first is decided in `skep.planner.order`.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +36,8 @@ _RAM_BAND = 0.5  # added to the exponent of the band's half width
 # known: those of Strix Halo and of the RX 7900 are all of llama.cpp.
 _RDNA4_SHARE = 0.7
 _RDNA3_SHARE = 0.5
-_ALONE = (
-    0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
-)
+# exponent of a single agent's speed in throughput: a swarm ends with its last task alone
+_ALONE = 0.25
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -49,27 +49,25 @@ class Band(msgspec.Struct, frozen=True):
 
 
 def features(setup: Setup, card: Device, concurrency: int) -> tuple[float, ...]:
-    """Return what makes predictions better or worse, as zeros and ones;
-    the first is always one.
-    """
-    known = card.vendor == "nvidia" and card.family in ("ampere", "ada", "blackwell")
-    said = (
+    """Return what makes predictions better or worse, as zeros and ones; the first is always one."""
+    well_measured = card.vendor == "nvidia" and card.family in ("ampere", "ada", "blackwell")
+    flags = (
         True,
         concurrency > 1,
         concurrency > 64,
         setup.spec is not None,
         setup.layout.tp > 1,
         setup.model.is_moe,
-        not known,
+        not well_measured,
         setup.engine not in KNOWN_ENGINES,
     )
-    return tuple(float(each) for each in said)
+    return tuple(float(flag) for flag in flags)
 
 
 def band(setup: Setup, card: Device, concurrency: int, *, calibrated: bool = False) -> Band:
     fitted = fitted_bands()
-    seen = features(setup, card, concurrency)
-    wide = sum(fitted.get(name, 0.0) * value for name, value in zip(FEATURES, seen, strict=True))
+    values = features(setup, card, concurrency)
+    wide = sum(fitted.get(name, 0.0) * value for name, value in zip(FEATURES, values, strict=True))
     if setup.cpu_moe:
         wide += _RAM_BAND
     if calibrated:
@@ -77,15 +75,13 @@ def band(setup: Setup, card: Device, concurrency: int, *, calibrated: bool = Fal
     half = math.exp(min(wide, 1.6))
     causes = [
         name
-        for name, value in zip(FEATURES, seen, strict=True)
+        for name, value in zip(FEATURES, values, strict=True)
         if value and fitted.get(name, 0.0) > 0.15
     ]
-    causes += ["ram"] if setup.cpu_moe else []
-    return Band(
-        math.exp(-half),
-        math.exp(half),
-        "; ".join(_WORDS[name] for name in causes if name in _WORDS),
-    )
+    if setup.cpu_moe:
+        causes.append("ram")
+    why = "; ".join(_WORDS[name] for name in causes if name in _WORDS)
+    return Band(math.exp(-half), math.exp(half), why)
 
 
 class Basis(msgspec.Struct, frozen=True):
@@ -155,9 +151,9 @@ class Rated(msgspec.Struct, frozen=True):
         """Why somebody could not start it with its drafts on such cards; None where nobody says
         so.
         """
-        return next(
-            (finding.sentence for finding in self.findings if finding.rule == DRAFTS_FAIL), None
-        )
+        failures = (finding for finding in self.findings if finding.rule == DRAFTS_FAIL)
+        failure = next(failures, None)
+        return failure.sentence if failure is not None else None
 
     @property
     def keeps_promise(self) -> bool:
@@ -169,28 +165,31 @@ class Rated(msgspec.Struct, frozen=True):
         return memory(self.setup, self.card, context=self.setup.context)
 
     def full_memory(self) -> MemoryPlan:
-        """Of one card with a whole task in every slot."""
+        """Return the memory of one card with a whole task in every slot."""
         slots = self.setup.slots or 1
         return memory(
             self.setup, self.card, context=self.goal.need_tokens, slots=slots, at_once=slots
         )
 
 
-def coarse(found: SpeedModel, goal: PlanGoal) -> float:
-    """Tokens a second of one decode step with the agents' sequences in it; queues and prompts left
-    out.
+def coarse(speed_model: SpeedModel, goal: PlanGoal) -> float:
+    """Return the tokens a second of one decode step with the agents' sequences in it, queues and
+    prompts left out.
     """
     if goal.kind == "latency":
         streams = 1
     else:
-        streams = min(goal.agents, found.slots * found.setup.layout.replicas)
-    return found.stream_tok_s(goal.load()) * streams
+        streams = min(goal.agents, speed_model.slots * speed_model.setup.layout.replicas)
+    return speed_model.stream_tok_s(goal.load()) * streams
 
 
 def speed_model_of(
     setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, agents: int | None = None
 ) -> SpeedModel:
-    """`agents`: at another number of them than the goal's."""
+    """Return the speed model of a setup, corrected by others' rows where there are any.
+
+    `agents`: at another number of them than the goal's.
+    """
     corrected = correction_of(setup, rig, basis, agents or goal.agents)
     if corrected is None:
         return uncorrected_model(setup, rig, goal, basis)
@@ -220,7 +219,7 @@ def holds_all(setup: Setup, goal: PlanGoal) -> bool:
 
 
 def on_paper(setup: Setup, rig: Rig, goal: PlanGoal) -> bool:
-    """Whether it fits with too little to spare, every slot with a whole task in it."""
+    """Return whether it fits with too little to spare, every slot with a whole task in it."""
     slots = setup.slots or 1
     card = sizing_card(rig, setup.layout)
     context = min(goal.need_tokens, setup.context or goal.need_tokens)
@@ -267,10 +266,10 @@ def rate(
         "total": total_s * 1000,
     }
     if goal.kind == "latency":
-        wanted = 1.0 / max(1e-9, total_s)
+        predicted_speed = 1.0 / max(1e-9, total_s)
     else:
-        wanted = outcome.effective_tok_s
-    speed = wanted * kernels_share(setup, card)
+        predicted_speed = outcome.effective_tok_s
+    speed = predicted_speed * kernels_share(setup, card)
     around = band(setup, prediction.card, goal.agents, calibrated=basis.calibrated)
     return Rated(
         setup=setup,
@@ -280,7 +279,7 @@ def rate(
         prospect=prediction,
         outcome=outcome,
         goal=goal,
-        over_limit=max((figures[name] / most for name, most in goal.limits), default=0.0),
+        over_limit=max((figures[name] / limit for name, limit in goal.limits), default=0.0),
         speed=speed,
         low=speed * around.low,
         alone_tok_s=prediction.stream_tok_s(goal.load(1)),
@@ -294,14 +293,15 @@ def rate(
 
 
 def levels(agents: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to the agents, the agents, and one doubling beyond."""
-    return (*(1 << n for n in range(12) if 1 << n < agents), agents, 2 * agents)
+    """Return 1, 2, 4, ... up to the agents, the agents, and one doubling beyond."""
+    doublings = (1 << n for n in range(12))
+    return (*(level for level in doublings if level < agents), agents, 2 * agents)
 
 
 def predict_levels(
     rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...]
 ) -> tuple[Predicted, ...]:
-    found = []
+    levels_predicted = []
     for level in at:
         if level == goal.agents:
             outcome = rated.outcome
@@ -310,17 +310,17 @@ def predict_levels(
         else:  # by the rows at about as many agents
             speed_model = speed_model_of(rated.setup, rated.rig, goal, basis, level)
             outcome = speed_model.outcome(goal.load(level))
-        sure = band(rated.setup, rated.prospect.card, level, calibrated=basis.calibrated)
-        found.append(
+        around = band(rated.setup, rated.prospect.card, level, calibrated=basis.calibrated)
+        levels_predicted.append(
             Predicted(
-                level,
-                outcome.effective_tok_s,
-                outcome.task_tok_s,
-                outcome.ttft_s * 1000,
-                outcome.tpot_s * 1000,
-                outcome.effective_tok_s * sure.low,
-                outcome.effective_tok_s * sure.high,
-                sure.why,
+                concurrency=level,
+                effective_tok_s=outcome.effective_tok_s,
+                task_tok_s=outcome.task_tok_s,
+                ttft_ms=outcome.ttft_s * 1000,
+                tpot_ms=outcome.tpot_s * 1000,
+                low=outcome.effective_tok_s * around.low,
+                high=outcome.effective_tok_s * around.high,
+                band_why=around.why,
             )
         )
-    return tuple(found)
+    return tuple(levels_predicted)

@@ -45,15 +45,15 @@ def has_marlin(card: Device) -> bool:
 
 
 def runs_cuda_kernels(card: Device) -> bool:
-    """Return what vLLM and SGLang are built for: not CPUs and Apple's chips, and of NVIDIA's Volta
-    and newer.
+    """Return whether vLLM and SGLang are built for the card: for no CPU and no chip of Apple, and
+    of NVIDIA's for Volta and newer.
     """
     cc = capability(card)
     return card.vendor not in ("apple", "cpu") and (cc is None or cc >= OLDEST_CC)
 
 
 def used_cards(setup: Setup, rig: Rig) -> tuple[Device, ...]:
-    """The cards the layout takes, in the rig's order; all there are where it asks for more."""
+    """Return the cards the layout takes, in the rig's order; all of them where it needs more."""
     return rig.cards[: max(1, setup.layout.cards)]
 
 
@@ -65,9 +65,9 @@ def valid_rungs(model: Geometry) -> tuple[int, ...]:
 
 
 def what_does_not_divide(model: Geometry, tp: int) -> str:
-    """KV heads may be fewer than cards if they can be copied evenly.
+    """Return what tensor parallel of this size cannot divide; empty where it divides all.
 
-    Compressed KV is copied whole.
+    KV heads may be fewer than cards if they can be copied evenly. Compressed KV is copied whole.
     """
     if model.heads % tp:
         return f"{tp} does not divide the {model.heads} attention heads"
@@ -97,7 +97,7 @@ class Facts:
         self.engine = setup.engine
         self.spec = setup.spec
         self.used = used_cards(setup, rig)
-        self.there = len(rig.cards)
+        self.cards_in_rig = len(rig.cards)
         self.gpu_engine = setup.engine in ("vllm", "sglang")  # kernels by format, graphs, a pool
         self.gguf_engine = setup.engine in ("llamacpp", "ik_llamacpp", "ollama")
 
@@ -117,26 +117,28 @@ class Facts:
         self.cc = capability(self.card) if self.card else None
         if self.cc:
             self.level = f"SM {self.cc:g}"
+        elif self.card:
+            self.level = self.card.vendor
         else:
-            self.level = self.card.vendor if self.card else ""
+            self.level = ""
 
-    def first(self, is_it: Callable[[Device], bool]) -> Device | None:
-        """Return the first card in use of which it is true."""
-        return next(filter(is_it, self.used), None)
+    def first(self, matches: Callable[[Device], bool]) -> Device | None:
+        """Return the first card in use that matches."""
+        return next(filter(matches, self.used), None)
 
 
 def _link(facts: Facts) -> CardLink | None:
     """Return the slowest link inside the first tensor-parallel group; None: nobody told."""
-    size = min(facts.layout.tp, facts.there)
+    size = min(facts.layout.tp, facts.cards_in_rig)
     links = [facts.rig.link(a, b) for a in range(size) for b in range(a + 1, size)]
-    told = [link for link in links if link is not None]
-    if told and len(told) == len(links):
-        return min(told, key=lambda link: (link.p2p, link.gbs))
+    known_links = [link for link in links if link is not None]
+    if known_links and len(known_links) == len(links):
+        return min(known_links, key=lambda link: (link.p2p, link.gbs))
     return None
 
 
 def _width(facts: Facts) -> int:
-    """Of what tensor parallel cuts; 0: nothing."""
+    """Return the width of what tensor parallel cuts; 0: nothing."""
     if facts.model.is_moe:
         if facts.layout.ep > 1:
             return 0
@@ -144,8 +146,24 @@ def _width(facts: Facts) -> int:
     return facts.model.intermediate
 
 
+def _kinds(facts: Facts) -> str:
+    """Return the names of the cards in use, where they differ."""
+    names = dict.fromkeys(card.id for card in facts.used)
+    if len(names) > 1:
+        return " and ".join(names)
+    return ""
+
+
+def _nearest_gguf(facts: Facts) -> str:
+    if facts.quant.family == "half":
+        return "f16"
+    if facts.quant.nominal == 8:
+        return "q8_0"
+    return "q4_k_m"
+
+
 def _lacks_int8(card: Device) -> bool:
-    """vLLM's kernels for INT8 are for Turing to Hopper."""
+    """Return whether vLLM has no INT8 kernels for the card: they are for Turing to Hopper."""
     return "int8" not in card.formats or not MARLIN_CC <= (capability(card) or MARLIN_CC) < 10
 
 
@@ -158,23 +176,21 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "without_fp4": lambda f: f.first(lambda card: "fp4" not in card.formats),
     "without_nvfp4": lambda f: f.without_fp4 or f.not_nvidia,
     "without_int8": lambda f: f.first(_lacks_int8),
-    "without_marlin": lambda f: f.first(
-        lambda card: (capability(card) or 0) < 8.0
-    ),  # newer vLLM has it for 7.5
+    # newer vLLM has it for 7.5
+    "without_marlin": lambda f: f.first(lambda card: (capability(card) or 0) < 8.0),
     "not_nvidia": lambda f: f.first(lambda card: card.vendor != "nvidia"),
     "nvidia": lambda f: f.first(lambda card: card.vendor == "nvidia"),
     "sm_86": lambda f: f.first(lambda card: capability(card) == 8.6),
     "ampere": lambda f: f.first(lambda card: card.family == "ampere"),
     "smallest": lambda f: min(f.used, key=memory.usable_bytes),
     "slowest": lambda f: min(f.used, key=lambda card: card.bandwidth_gbs),
-    "kinds": lambda f: (
-        " and ".join(names) if len(names := dict.fromkeys(card.id for card in f.used)) > 1 else ""
-    ),
+    "kinds": _kinds,
     # links
     "link": _link,
     "link_name": lambda f: f.link.title or {"nvlink": "NVLink"}.get(f.link.kind, "PCIe"),
     "bridged": lambda f: any(
-        f.rig.link(a, b) == own and own.kind == "nvlink" for a, b, own in f.rig.pairs
+        f.rig.link(a, b) == named_link and named_link.kind == "nvlink"
+        for a, b, named_link in f.rig.pairs
     ),
     # version of the engine
     "version": lambda f: memory.version_of(f.setup.version),
@@ -182,14 +198,13 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "driver_need": lambda f: need_of(f.engine, f.setup.version),
     "cuda": lambda f: f.driver_need and f.driver_need.cuda,
     "driver": lambda f: f.driver_need.driver,
-    "release": lambda f: (
-        f.version and f.version[0] * 1000 + (*f.version, 0)[1]
-    ),  # vLLM 0.17.1 is 17, 1.2 is 1002
+    # vLLM 0.17.1 is 17, 1.2 is 1002
+    "release": lambda f: f.version and f.version[0] * 1000 + (*f.version, 0)[1],
     # heads, experts, widths, layers
     "rungs": lambda f: valid_rungs(f.model),
     "rungs_listed": lambda f: ", ".join(str(n) for n in f.rungs),
     "nearest_rung": lambda f: max(
-        (n for n in f.rungs if n <= min(f.layout.tp, f.there)), default=1
+        (n for n in f.rungs if n <= min(f.layout.tp, f.cards_in_rig)), default=1
     ),
     "undivided": lambda f: what_does_not_divide(f.model, f.layout.tp),
     "heads_each": lambda f: f.model.heads // f.layout.tp,
@@ -206,9 +221,7 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "stage": lambda f: f.model.layers // f.layout.pp,
     "fuller_stage": lambda f: f.stage + 1,
     # formats
-    "nearest_gguf": lambda f: (
-        "f16" if f.quant.family == "half" else "q8_0" if f.quant.nominal == 8 else "q4_k_m"
-    ),
+    "nearest_gguf": _nearest_gguf,
     # what the engine takes where nothing is said, and what follows from it
     "default": lambda f: memory.defaults(f.engine, f.first_card),
     "slots": lambda f: f.setup.slots or f.default.slots,
@@ -258,9 +271,8 @@ class RuleCase(msgspec.Struct, frozen=True):
             remedy = None
         else:
             remedy = self.remedy.format_map(facts)
-        return Finding(
-            self.rule, self.verdict, self.sentence.format_map(facts), self.source, remedy
-        )
+        sentence = self.sentence.format_map(facts)
+        return Finding(self.rule, self.verdict, sentence, self.source, remedy)
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -275,6 +287,7 @@ class Rule(msgspec.Struct, frozen=True):
     cases: tuple[RuleCase, ...]
 
     def find(self, facts: Facts) -> RuleCase | None:
+        """Return the case that holds; None where the rule has nothing to say."""
         if not self.when(facts):
             return None
         if self.card is not None:
@@ -287,33 +300,35 @@ class Rule(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def rules() -> Mapping[str, Rule]:
-    """Return all of them by id, in the file's order."""
+    """Return all rules by id, in the file's order."""
     import tomllib
     from importlib.resources import files
 
     table = tomllib.loads(files("skep.planner").joinpath("rules.toml").read_text(encoding="utf-8"))
-    found = {}
+    by_id = {}
     for entry in table["rule"]:
         name = entry["id"]
         cases = []
         for case in entry["case"]:
-            source = case["source"].format_map(table["sources"])
-            cases.append(
-                RuleCase(name, **{**case, "when": _condition(case.get("when")), "source": source})
-            )
-        found[name] = Rule(name, entry.get("card"), _condition(entry.get("when")), tuple(cases))
-    return found
+            read = {
+                "when": _condition(case.get("when")),
+                "source": case["source"].format_map(table["sources"]),
+            }
+            cases.append(RuleCase(name, **{**case, **read}))
+        by_id[name] = Rule(name, entry.get("card"), _condition(entry.get("when")), tuple(cases))
+    return by_id
 
 
 def check(setup: Setup, rig: Rig) -> tuple[Finding, ...]:
     """Return the findings of all rules that apply, in the table's order."""
     facts = Facts(setup, rig)
-    if setup.spec is not None and facts.there:
+    findings = []
+    if setup.spec is not None and facts.cards_in_rig:
         failure = draft_failure(setup, rig)
-    else:
-        failure = None
-    known = [] if failure is None else [_no_start(setup, failure)]
-    return (*known, *(case.finding(facts) for case in _cases(facts, rules())))
+        if failure is not None:
+            findings.append(_no_start(setup, failure))
+    findings += [case.finding(facts) for case in _cases(facts, rules())]
+    return tuple(findings)
 
 
 def _no_start(setup: Setup, failure: DraftFailure) -> Finding:
@@ -346,9 +361,9 @@ def _with_verdict(verdict: Answer) -> tuple[str, ...]:
 
 
 def _cases(facts: Facts, ids: Iterable[str]) -> Iterator[RuleCase]:
-    """Without cards there is nothing more to say than that."""
+    """Yield the cases that hold; without cards only the one that says so."""
     table = rules()
-    for rule_id in ids if facts.there else ("cards",):
+    for rule_id in ids if facts.cards_in_rig else ("cards",):
         case = table[rule_id].find(facts)
         if case is not None:
             yield case
@@ -361,9 +376,9 @@ def _condition(written: str | list[str] | None) -> _Condition:
     if written is None:
         return lambda _: True
     if isinstance(written, list):
-        choices = [_condition(each) for each in written]
+        choices = [_condition(condition) for condition in written]
         return lambda facts: any(holds(facts) for holds in choices)
-    tests = [_comparison(each.split()) for each in written.split(",")]
+    tests = [_comparison(comparison.split()) for comparison in written.split(",")]
     if len(tests) == 1:
         return tests[0]
     return lambda facts: all(holds(facts) for holds in tests)
@@ -378,16 +393,16 @@ def _comparison(words: list[str]) -> _Condition:
         return of
     name, right = words[1:]
     if name in ("=", "!="):
-        values = {_value(each) for each in right.split("|")}
-        wanted = name == "="
-        return lambda facts: (of(facts) in values) is wanted
+        values = {_value(word) for word in right.split("|")}
+        is_expected = name == "="
+        return lambda facts: (of(facts) in values) is is_expected
     compare = _COMPARED[name]
     value = _value(right)
     if not right.startswith("{"):
         return lambda facts: (a := of(facts)) is not None and compare(a, value)
-    other = operator.attrgetter(right.strip("{}"))
+    right_fact = operator.attrgetter(right.strip("{}"))
     return lambda facts: (
-        (a := of(facts)) is not None and (b := other(facts)) is not None and compare(a, b)
+        (a := of(facts)) is not None and (b := right_fact(facts)) is not None and compare(a, b)
     )
 
 

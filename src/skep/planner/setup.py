@@ -4,7 +4,8 @@ started, loads.
 Formats of weights and of the KV cache are in `quants.toml`: how many bytes, and which kernel reads
 them. A model's parameters are counted by what reads them and then scaled to the published total,
 so that what the formulas leave out (biases, norms, gates) is spread over the layers rather than
-lost."""
+lost. Knows nothing of speed, and not whether anything fits.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +33,8 @@ class Quant(msgspec.Struct, frozen=True):
     bits: float
     nominal: int
     family: str  # int4, int8, fp8, fp4, half, gguf
-    keeps_small: bool = (
-        False  # linear attention, shared experts and attention of a MoE stay in more bits
-    )
+    # linear attention, shared experts and attention of a MoE stay in more bits
+    keeps_small: bool = False
     end_bits: float = 16.0  # of embeddings and head
     small_bits: float = 16.0  # of what `keeps_small` keeps
 
@@ -52,31 +52,33 @@ KV_TYPES: dict[str, KvType] = {name: KvType(name, **entry) for name, entry in _D
 
 
 def known_quant(name: str) -> Quant | None:
-    """By id or a name people use, whatever the case: `AWQ`, `Q4_K_M`, `w4a16`."""
-    wanted = name.strip().lower().replace(" ", "-")
-    wanted = _DATA["weights_names"].get(wanted, wanted)
-    return QUANTS.get(wanted) or QUANTS.get(wanted.replace("-", "_"))
+    """Return the format of this id or of a name people use, whatever the case: `AWQ`, `Q4_K_M`,
+    `w4a16`.
+    """
+    key = name.strip().lower().replace(" ", "-")
+    key = _DATA["weights_names"].get(key, key)
+    return QUANTS.get(key) or QUANTS.get(key.replace("-", "_"))
 
 
 def find_quant(name: str) -> Quant:
-    found = known_quant(name)
-    if found is None:
+    quant = known_quant(name)
+    if quant is None:
         raise UserError(f"no quantization is called `{name}`", hint="known: " + ", ".join(QUANTS))
-    return found
+    return quant
 
 
 def known_kv(name: str) -> KvType | None:
-    wanted = name.strip().lower().replace(" ", "_").replace("-", "_")
-    return KV_TYPES.get(_DATA["kv_names"].get(wanted, wanted))
+    key = name.strip().lower().replace(" ", "_").replace("-", "_")
+    return KV_TYPES.get(_DATA["kv_names"].get(key, key))
 
 
 def find_kv(name: str) -> KvType:
-    found = known_kv(name)
-    if found is None:
+    kv = known_kv(name)
+    if kv is None:
         raise UserError(
             f"no KV cache type is called `{name}`", hint="known: " + ", ".join(KV_TYPES)
         )
-    return found
+    return kv
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -98,8 +100,8 @@ class Parts(msgspec.Struct, frozen=True):
 
     @property
     def small(self) -> float:
-        """What quantizers of mixture models leave alone: attention, linear attention, shared
-        experts.
+        """The parameters that quantizers of mixture models leave alone: attention, linear
+        attention, shared experts.
         """
         return self.attention + self.linear + self.shared
 
@@ -108,56 +110,31 @@ class Parts(msgspec.Struct, frozen=True):
 def parts_of(model: Geometry) -> Parts:
     ends = float(model.vocab * model.hidden)
     attention = float(_attention(model))
-    keys = model.linear_k_heads * model.linear_k_dim
-    values = model.linear_v_heads * model.linear_v_dim
-    linear = float(
-        model.linear_layers * (model.hidden * (2 * keys + 2 * values) + values * model.hidden)
-    )
-    if model.is_moe:
-        dense_layers = model.layers - model.expert_layers
-    elif model.intermediate:
-        dense_layers = model.layers
-    else:
-        dense_layers = 0
-    mlp = 3.0 * model.hidden * model.intermediate * max(0, dense_layers)
+    linear = float(_linear_attention(model))
+    mlp = 3.0 * model.hidden * model.intermediate * max(0, _dense_layers(model))
     shared = 3.0 * model.hidden * model.shared_intermediate * model.expert_layers
     experts = 3.0 * model.hidden * model.expert_intermediate * model.experts * model.expert_layers
     counted = attention + linear + mlp + shared + experts
-    wanted = model.params_total - ends * (1 if model.tied_embeddings else 2)
-    scale = wanted / counted if counted > 0 and wanted > 0 else 1.0
-    if (
-        model.is_moe and 0.5 < scale < 2
-    ):  # the experts' count is exact; the rest takes the difference
-        rest = counted - experts
-        if rest > 0 and wanted > experts:
-            scale_rest = (wanted - experts) / rest
-        else:
-            scale_rest = scale
-        scale_experts = 1.0 if wanted > experts else scale
-        scale_rest = min(max(scale_rest, 0.25), 4.0)
-    else:
-        scale_rest = scale_experts = scale
+    published = model.params_total - ends * (1 if model.tied_embeddings else 2)
+    scale, scale_experts = _scales(model, counted, experts, published)
     attending = model.full_layers + model.sliding_layers + model.linear_layers
-    one_layer = (attention + linear) / max(1, min(attending, model.layers))
+    attention_of_layer = (attention + linear) / max(1, min(attending, model.layers))
     if model.is_moe and model.mtp_layers:
         draft_experts = experts / model.expert_layers
     else:
         draft_experts = 0.0
-    if model.is_moe:
-        draft_mlp = 0.0
-    else:
-        draft_mlp = 3.0 * model.hidden * model.intermediate
     if model.mtp_layers:
-        draft = one_layer + draft_mlp + draft_experts + 2.0 * model.hidden**2
+        draft_mlp = 0.0 if model.is_moe else 3.0 * model.hidden * model.intermediate
+        draft = attention_of_layer + draft_mlp + draft_experts + 2.0 * model.hidden**2
     else:
         draft = 0.0
     return Parts(
         embedding=ends,
         head=0.0 if model.tied_embeddings else ends,
-        attention=attention * scale_rest,
-        linear=linear * scale_rest,
-        mlp=mlp * scale_rest,
-        shared=shared * scale_rest,
+        attention=attention * scale,
+        linear=linear * scale,
+        mlp=mlp * scale,
+        shared=shared * scale,
         experts=experts * scale_experts,
         draft=draft,
         draft_experts=draft_experts,
@@ -165,37 +142,84 @@ def parts_of(model: Geometry) -> Parts:
     )
 
 
+def _scales(
+    model: Geometry, counted: float, experts: float, published: float
+) -> tuple[float, float]:
+    """Return what the layers' counts, and the experts', are multiplied with to come to the
+    published total.
+
+    `counted`: of all layers, experts included; `published`: the total less both ends.
+    """
+    scale = published / counted if counted > 0 and published > 0 else 1.0
+    if not model.is_moe or not 0.5 < scale < 2:
+        return scale, scale
+    # The experts' count is exact: the rest takes the difference.
+    scale_rest = scale
+    scale_experts = scale
+    rest = counted - experts
+    if published > experts:
+        scale_experts = 1.0
+        if rest > 0:
+            scale_rest = (published - experts) / rest
+    return min(max(scale_rest, 0.25), 4.0), scale_experts
+
+
 def part_bits(quant: Quant, model: Geometry) -> dict[str, float]:
-    """Bits of one parameter in each part, as checkpoints of this format are published."""
+    """Return the bits of one parameter in each part, as checkpoints of this format are
+    published.
+    """
     small = quant.small_bits if quant.keeps_small else quant.bits
     draft = quant.bits if quant.family == "gguf" else 16.0
     # 24 GB for 35B-A3B: only experts are 4 bit.
     awq_hybrid = quant.id == "awq" and model.is_moe and model.is_hybrid
     if awq_hybrid or quant.id in model.kept_small:
         small = 16.0
-    whole = {"ends": quant.end_bits, "small": small, "draft": draft, "vision": 16.0}
-    return {**whole, "mlp": quant.bits, "experts": quant.bits}
+    return {
+        "ends": quant.end_bits,
+        "small": small,
+        "draft": draft,
+        "vision": 16.0,
+        "mlp": quant.bits,
+        "experts": quant.bits,
+    }
+
+
+def _dense_layers(model: Geometry) -> int:
+    """Return the layers with an MLP that is no mixture."""
+    if model.is_moe:
+        return model.layers - model.expert_layers
+    if model.intermediate:
+        return model.layers
+    return 0
 
 
 def _attention(model: Geometry) -> float:
-    h = model.hidden
+    hidden = model.hidden
     if model.attention_params:
         return model.attention_params
     if model.mla_rank:
         # Queries are compressed too.
-        q = h * model.heads * (model.head_dim + model.mla_rope_dim) / 3
-        kv = (
-            h * (model.mla_rank + model.mla_rope_dim)
+        queries = hidden * model.heads * (model.head_dim + model.mla_rope_dim) / 3
+        keys_values = (
+            hidden * (model.mla_rank + model.mla_rope_dim)
             + 2 * model.mla_rank * model.heads * model.head_dim
         )
-        return model.full_layers * (q + kv + model.heads * model.head_dim * h)
+        output = model.heads * model.head_dim * hidden
+        return model.full_layers * (queries + keys_values + output)
     # Gated attention has a second query projection.
     gate = 2 if model.is_hybrid and model.linear_k_heads else 1
     full_dim = model.full_head_dim or model.head_dim
     full_kv = model.full_kv_heads or model.kv_heads
-    full = h * (model.heads * full_dim * (1 + gate) + 2 * full_kv * full_dim)
-    sliding = h * (2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim)
+    full = hidden * (model.heads * full_dim * (1 + gate) + 2 * full_kv * full_dim)
+    sliding = hidden * (2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim)
     return model.full_layers * full + model.sliding_layers * sliding
+
+
+def _linear_attention(model: Geometry) -> int:
+    keys = model.linear_k_heads * model.linear_k_dim
+    values = model.linear_v_heads * model.linear_v_dim
+    projections = model.hidden * (2 * keys + 2 * values)
+    return model.linear_layers * (projections + values * model.hidden)
 
 
 class CardLink(msgspec.Struct, frozen=True):
@@ -280,9 +304,7 @@ class Setup(msgspec.Struct, frozen=True):
     layout: Layout = Layout()
     slots: int | None = None  # sequences a replica decodes at once; None: the engine's default
     context: int | None = None  # tokens of the longest sequence; None: the model's or what fits
-    utilization: float | None = (
-        None  # share of the card the engine may fill; None: the engine's default
-    )
+    utilization: float | None = None  # share of the card it may fill; None: the engine's default
     graphs: bool = True
     spec: Speculation | None = None
     batched_tokens: int | None = None  # prefill tokens a step at most; None: the engine's default
@@ -293,7 +315,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     @property
     def ram_share(self) -> float:
-        """Of the experts, that are in system memory."""
+        """The share of the experts that is in system memory."""
         if self.cpu_moe:
             return min(1.0, self.cpu_moe / self.model.expert_layers)
         return 0.0
@@ -309,9 +331,8 @@ class PlannedLoad(msgspec.Struct, frozen=True):
     output_tokens: float = 512
     tasks: int | None = None  # None: enough rounds for the level to settle
     shape: str = "steady"  # steady, burst, mixed
-    rate_per_s: float | None = (
-        None  # open loop: tasks arrive at this rate whatever is still running
-    )
+    # open loop: tasks arrive at this rate whatever is still running
+    rate_per_s: float | None = None
     cached_share: float = 0.0  # of the prompt that the prefix cache already holds
     spread: float = 0.0  # of output lengths: 0 all alike, 1 as uneven as chat answers are
 
@@ -333,41 +354,41 @@ _NETWORK = CardLink("pcie", 22.0, p2p=False, title="200 Gbit/s network")
 # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
 BRIDGE_GBS = 120.0
 _GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
-_CABLE = CardLink(
-    "pcie", 5.0, p2p=False, title="40 Gbit/s network"
-)  # USB4 or Thunderbolt between machines
+# USB4 or Thunderbolt between machines
+_CABLE = CardLink("pcie", 5.0, p2p=False, title="40 Gbit/s network")
 
 
 def is_built_in(link: CardLink) -> bool:
-    """NVLink or xGMI of a board, not a bridge between two cards."""
+    """Return whether it is NVLink or xGMI of a board, not a bridge between two cards."""
     return link.kind == "nvlink" and link.gbs >= BRIDGE_GBS
 
 
 def default_link(card: Device) -> CardLink:
-    """Without a word from the user: NVLink where the board has it built in, PCIe of the card's
-    slot otherwise.
+    """Return the link of two such cards where the user names none: NVLink where the board has it
+    built in, PCIe of the card's slot otherwise.
     """
     bridged = (
         "pcie" in card.id or "nvl" in card.id.split("-") or "bridge" in (card.nvlink or "").lower()
     )
     if card.nvlink_gbs is not None and card.nvlink_gbs >= BRIDGE_GBS and not bridged:
-        return CardLink(
-            "nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink"
-        )
+        title = "xGMI" if card.vendor == "amd" else "NVLink"
+        return CardLink("nvlink", card.nvlink_gbs, title=title)
     if card.pcie is not None and re.match(_SLOT, card.pcie.strip()) is None:
         return _NETWORK  # machines of their own, joined by a cable
-    return CardLink(
-        "pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}"
-    )
+    slot = card.pcie or "4.0 x16"
+    return CardLink("pcie", pcie_gbs(slot), title=f"PCIe {slot}")
 
 
 def pcie_gbs(text: str) -> float:
-    """ "4.0 x16" → 31.5; lanes are 16 and the generation 4.0 where not said."""
-    found = re.match(_SLOT, text.strip())
-    if found is None:
+    """Return the GB/s of a slot, "4.0 x16" → 31.5.
+
+    Lanes are 16 and the generation is 4.0 where the text does not say.
+    """
+    slot = re.match(_SLOT, text.strip())
+    if slot is None:
         return PCIE_GBS["4.0"] * 16
-    generation = f"{float(found[1]):.1f}" if found[1] else "4.0"
-    return PCIE_GBS.get(generation, PCIE_GBS["4.0"]) * max(1, int(found[2] or 16))
+    generation = f"{float(slot[1]):.1f}" if slot[1] else "4.0"
+    return PCIE_GBS.get(generation, PCIE_GBS["4.0"]) * max(1, int(slot[2] or 16))
 
 
 def groups(layout: Layout) -> tuple[tuple[int, ...], ...]:
@@ -380,8 +401,10 @@ def groups(layout: Layout) -> tuple[tuple[int, ...], ...]:
 
 
 def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
-    """Of cards that work on every layer together the slowest sets the pace; where layers are split
-    they take turns.
+    """Return the card whose speed is that of all.
+
+    Of cards that work on every layer together it is the slowest; where layers are split they take
+    turns, and it is their mean.
     """
     if len({card.id for card in cards}) == 1:
         return cards[0]
@@ -390,14 +413,14 @@ def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
         rate = len(cards) / sum(1 / card.bandwidth_gbs for card in cards)
         return dataclasses.replace(cards[0], bandwidth_gbs=rate, memory_gib=memory)
     slowest = min(cards, key=lambda card: card.bandwidth_gbs)
-    known = [card.fp16_tflops for card in cards if card.fp16_tflops is not None]
+    rates = [card.fp16_tflops for card in cards if card.fp16_tflops is not None]
     return dataclasses.replace(
-        slowest, fp16_tflops=min(known) if known else None, memory_gib=memory
+        slowest, fp16_tflops=min(rates) if rates else None, memory_gib=memory
     )
 
 
 def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
-    """The slowest link inside a group: an all-reduce waits for it.
+    """Return the slowest link inside a group: an all-reduce waits for it.
 
     A bridge helps only where every pair has one.
     """
@@ -409,18 +432,20 @@ def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
 
 
 def of_machines(rig: Rig) -> bool:
-    """Chips whose memory is the machine's: several of them are several machines."""
+    """Return whether the rig is several machines: of chips whose memory is the machine's each is
+    one.
+    """
     return len(rig.cards) > 1 and any(card.unified_memory for card in rig.cards)
 
 
 def is_geforce(card: Device) -> bool:
-    """Their driver lets no card read another's memory over PCIe."""
+    """Return whether the driver lets no such card read another's memory over PCIe."""
     return card.vendor == "nvidia" and _GEFORCE.match(card.id) is not None
 
 
 def usual_link(cards: Sequence[Device]) -> CardLink:
-    """Of all pairs, without a word from the user: the board's NVLink where it is built in, else
-    the slowest slot.
+    """Return the link of all pairs where the user names none: the board's NVLink where it is built
+    in, else the slowest slot.
     """
     slow = min(
         (_own_link(card) for card in cards), key=lambda link: (link.kind == "nvlink", link.gbs)
@@ -435,7 +460,7 @@ def _over_pcie(link: CardLink, cards: Sequence[Device]) -> CardLink:
 
 
 def _own_link(card: Device) -> CardLink:
-    own = default_link(card)
-    if card.unified_memory and own.kind != "nvlink" and own.title.startswith("PCIe"):
+    link = default_link(card)
+    if card.unified_memory and link.kind != "nvlink" and link.title.startswith("PCIe"):
         return _CABLE
-    return own
+    return link

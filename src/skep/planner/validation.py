@@ -1,4 +1,7 @@
-"""The planner's predictions against published measurements, row by row of a table."""
+"""The planner's predictions against published measurements, row by row of a table.
+
+Reads the rows; the fit of the constants is no part of it.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,8 @@ _LINK = re.compile(r"(nvlink|pcie) ([0-9.]+)( p2p)?")
 _SPEC = re.compile(r"(mtp|ngram|draft|eagle|dflash):([1-9][0-9]?)")
 _FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
 _FILLED = 0.96
-_PUSHED_OUT = (
-    0.5  # of what the prefix cache could have answered, where the pool is too small to keep it
-)
+# of what the prefix cache could have answered, where the pool is too small to keep it
+_PUSHED_OUT = 0.5
 
 
 class Unpredictable(Exception):
@@ -103,32 +105,33 @@ class _Row:
     def text(self, name: str) -> str:
         return (self.cells.get(name) or "").strip()
 
-    def number(self, name: str, most: float = 1e9) -> float | None:
-        """Return None for an empty cell."""
-        if not (said := self.text(name)):
+    def number(self, name: str, limit: float = 1e9) -> float | None:
+        """Return a number above 0 and up to the limit, None for an empty cell."""
+        text = self.text(name)
+        if not text:
             return None
         try:
-            value = float(said)
+            value = float(text)
         except ValueError:
             value = 0.0
-        if not 0 < value <= most:
+        if not 0 < value <= limit:
             raise Unpredictable(
-                f"{name}: `{said[:40]}` is not a number above 0 and up to {most:g}"
+                f"{name}: `{text[:40]}` is not a number above 0 and up to {limit:g}"
             )
         return value
 
-    def count(self, name: str, most: int = _MOST) -> int | None:
-        value = self.number(name, most)
+    def count(self, name: str, limit: int = _MOST) -> int | None:
+        value = self.number(name, limit)
         if value is None:
             return None
         return max(1, int(value))
 
-    def one_of(self, name: str, known: Sequence[str]) -> str:
-        """The first where the cell is empty."""
-        said = self.text(name) or known[0]
-        if said not in known:
-            raise Unpredictable(f"{name}: `{said[:40]}` is none of {', '.join(known)}")
-        return said
+    def one_of(self, name: str, choices: Sequence[str]) -> str:
+        """Return one of the choices, the first where the cell is empty."""
+        text = self.text(name) or choices[0]
+        if text not in choices:
+            raise Unpredictable(f"{name}: `{text[:40]}` is none of {', '.join(choices)}")
+        return text
 
 
 def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
@@ -147,11 +150,11 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     pool = row.number("pool_tokens")
     kv = known_kv(row.text("kv") or "bf16") or find_kv("bf16")
     setup = Setup(
-        model,
-        quant,
-        kv,
-        engine,
-        layout,
+        model=model,
+        quant=quant,
+        kv=kv,
+        engine=engine,
+        layout=layout,
         slots=row.count("slots"),
         spec=_spec(row),
         vision=False,
@@ -166,22 +169,28 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     metric = row.one_of("metric", METRICS)
     if published is None:
         raise Unpredictable("tok_s: not stated")
-    source = source_of(row.text("source_url"))
     return PublishedCase(
-        number, source, setup, Rig(cards, link), pool, _load(row), metric, published
+        row=number,
+        source=source_of(row.text("source_url")),
+        setup=setup,
+        rig=Rig(cards, link),
+        pool_tokens=pool,
+        load=_load(row),
+        metric=metric,
+        published=published,
     )
 
 
 def _cards(text: str) -> tuple[Device, ...]:
-    found: list[Device] = []
+    cards: list[Device] = []
     for name, count, _ in rig_parts(text):
         device = find_device(name)
         if device is None:
             raise Unpredictable(f"gpu: `{name[:40]}` is not in the catalogue")
-        found += [device] * min(count, MOST_CARDS + 1)
-    if not 0 < len(found) <= MOST_CARDS:
+        cards += [device] * min(count, MOST_CARDS + 1)
+    if not 0 < len(cards) <= MOST_CARDS:
         raise Unpredictable(f"gpu: `{text[:40]}` is not 1 to {MOST_CARDS} cards")
-    return tuple(found)
+    return tuple(cards)
 
 
 def _layout(row: _Row, cards: int) -> Layout:
@@ -213,34 +222,37 @@ def _load(row: _Row) -> PlannedLoad:
 
 
 def _link(row: _Row, cards: Sequence[Device]) -> CardLink:
-    said = row.text("link")
-    if not said:
+    text = row.text("link")
+    if not text:
         return usual_link(cards)
-    match = _LINK.fullmatch(said)
+    match = _LINK.fullmatch(text)
     if match is None or match[2].count(".") > 1 or not 0 < float(match[2]) < 1e4:
         raise Unpredictable(
-            f"link: `{said[:40]}` is not as `pcie 15.75`, `pcie 15.75 p2p` or `nvlink 56.2` "
+            f"link: `{text[:40]}` is not as `pcie 15.75`, `pcie 15.75 p2p` or `nvlink 56.2` "
             "(GB/s one way)"
         )
     return CardLink(match[1], float(match[2]), p2p=match[3] is not None)
 
 
 def _spec(row: _Row) -> Speculation | None:
-    if not (said := row.text("spec")):
+    text = row.text("spec")
+    if not text:
         return None
-    match = _SPEC.fullmatch(said)
+    match = _SPEC.fullmatch(text)
     if match is None:
-        raise Unpredictable(f"spec: `{said[:40]}` is not as `mtp:3`")
+        raise Unpredictable(f"spec: `{text[:40]}` is not as `mtp:3`")
     return Speculation(match[1], int(match[2]), text=row.one_of("text", ("mixed", *TEXTS)))
 
 
 def speed_model(
     case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED
 ) -> SpeedModel:
-    """As `skep plan` would have it. Raise Unpredictable if the weights do not fit the cards.
+    """Return what `skep plan` would compute with. Raise Unpredictable if the weights do not fit
+    the cards.
 
     The row was measured, so one sequence fits whatever the arithmetic says; who has room for few
-    raises the share."""
+    raises the share.
+    """
     setup = case.setup
     load = case.load
     card = case.card
@@ -252,31 +264,29 @@ def speed_model(
             f"memory: {weights / GIB:.0f} GiB of {setup.quant.title} weights do not fit {has}"
         )
     context = int(load.input_tokens + load.output_tokens)
-    found = prospect(setup, case.rig, constants, context=context, tuning=tuning)
-    if case.pool_tokens is None:
-        pool = found.pool_tokens
-    else:
-        pool = case.pool_tokens
+    model = prospect(setup, case.rig, constants, context=context, tuning=tuning)
     if not has_pool(setup.engine):
         pool = 2.0 * context * load.concurrency  # taken at the start, for every slot
-    elif case.pool_tokens is None and pool < min(_FEW, load.concurrency) * context:
-        sequence = kv_bytes_per_token(setup) * context + window_bytes(
-            setup, context, found.chunk_tokens
-        )
-        left = (_FILLED * card.memory_gib * GIB * cards_each - weights) / cards_each
-        pool = max(pool, left / (sequence + state_bytes(setup)) * context)
-    return replace(found, pool_tokens=max(1.1 * context, pool))
+    elif case.pool_tokens is not None:
+        pool = case.pool_tokens
+    else:
+        pool = model.pool_tokens
+        if pool < min(_FEW, load.concurrency) * context:
+            kv = kv_bytes_per_token(setup) * context
+            sequence = kv + window_bytes(setup, context, model.chunk_tokens)
+            spare_bytes = (_FILLED * card.memory_gib * GIB * cards_each - weights) / cards_each
+            pool = max(pool, spare_bytes / (sequence + state_bytes(setup)) * context)
+    return replace(model, pool_tokens=max(1.1 * context, pool))
 
 
 def predict(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> float:
-    """Tokens a second in the row's own terms."""
-    found = speed_model(case, constants, tuning)
+    """Return the tokens a second in the row's own terms."""
+    model = speed_model(case, constants, tuning)
     load = case.load
-    if load.cached_share and found.pool_tokens < 1.5 * load.concurrency * (
-        load.input_tokens + load.output_tokens
-    ):
+    task_tokens = load.input_tokens + load.output_tokens
+    if load.cached_share and model.pool_tokens < 1.5 * load.concurrency * task_tokens:
         load = replace(load, cached_share=_PUSHED_OUT * load.cached_share)
-    return found.figure(load, case.metric)
+    return model.figure(load, case.metric)
 
 
 class ValidationPoint(msgspec.Struct, frozen=True):
@@ -291,11 +301,14 @@ class ValidationPoint(msgspec.Struct, frozen=True):
         return abs(self.predicted / self.case.published - 1.0)
 
     def document(self) -> dict[str, Any]:
-        told = {
-            name: getattr(self.case, name) for name in ("row", "metric", "published", "source")
-        }
-        return told | {
-            name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")
+        return {
+            "row": self.case.row,
+            "metric": self.case.metric,
+            "published": self.case.published,
+            "source": self.case.source,
+            "predicted": round(self.predicted, 3),
+            "low": round(self.low, 3),
+            "high": round(self.high, 3),
         }
 
 

@@ -1,6 +1,6 @@
 """What to say where a model fits nowhere: what is short, and what would fit.
 
-Every way that is named was tried.
+Every way that is named was tried. Knows nothing of speed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def fits_nowhere(
     """Return the error for a choice without plans: exit 3 where memory is to blame, 2 where the
     flags are.
     """
-    short = [r for r in choice.rejected if r.rule == "memory"]
+    if not choice.rejected:
+        return UserError(f"nothing was left to try on `{choice.rig.title}`")
+    short = [rejected for rejected in choice.rejected if rejected.rule == "memory"]
     if not short:
-        first = choice.rejected[0] if choice.rejected else None
-        if first is None:
-            return UserError(f"nothing was left to try on `{choice.rig.title}`")
+        first = choice.rejected[0]
         return UserError(first.reason, hint=first.remedy)
-    nearest = max(short, key=lambda r: (r.layout.cards_each, -r.layout.pp))
+    nearest = max(short, key=lambda rejected: (rejected.layout.cards_each, -rejected.layout.pp))
     trials = would_fit(model, choice.rig, goal, pins, engine)
     return DoesNotFit(
         f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}", hint=trials.words
@@ -103,35 +103,42 @@ def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str
     return trials
 
 
-def _try_fewer_bits(wanted: PlanSought, trials: WouldFit) -> None:
+def _try_fewer_bits(plan_sought: PlanSought, trials: WouldFit) -> None:
     """Try the usual formats below the one that is pinned; without a pin the plan has tried them
     all.
     """
-    if wanted.pins.quant is None:
+    if plan_sought.pins.quant is None:
         trials.tried.append("every format of 4 bits and more")
         return
-    if wanted.engine == "llamacpp":
+    if plan_sought.engine == "llamacpp":
         family: tuple[str, ...] = ("q8_0", "q6_k", "q5_k_m", "q4_k_m")
     else:
         family = ("fp8", "gptq", "awq")
-    lower = [QUANTS[name] for name in family if QUANTS[name].bits < wanted.pins.quant.bits]
+    lower = [QUANTS[name] for name in family if QUANTS[name].bits < plan_sought.pins.quant.bits]
     small = next(
-        (quant for quant in lower if wanted.setups(pins=replace(wanted.pins, quant=quant))), None
+        (
+            quant
+            for quant in lower
+            if plan_sought.setups(pins=replace(plan_sought.pins, quant=quant))
+        ),
+        None,
     )
     if lower:
         trials.add(f"--quant {small.id}" if small is not None else None, "fewer bits")
 
 
-def _try_less_context(wanted: PlanSought, trials: WouldFit) -> None:
+def _try_less_context(plan_sought: PlanSought, trials: WouldFit) -> None:
     """Halve --context down to a task's length, or else the prompts."""
-    goal = wanted.goal
-    longest = wanted.pins.context
+    goal = plan_sought.goal
+    longest = plan_sought.pins.context
     if longest is not None and longest > goal.need_tokens:
         contexts = [*_halves(longest, goal.need_tokens), goal.need_tokens]
         fitting = (
-            size for size in contexts if wanted.setups(pins=replace(wanted.pins, context=size))
+            size
+            for size in contexts
+            if plan_sought.setups(pins=replace(plan_sought.pins, context=size))
         )
-        if wanted.setups(pins=replace(wanted.pins, context=contexts[-1])):
+        if plan_sought.setups(pins=replace(plan_sought.pins, context=contexts[-1])):
             context = next(fitting, None)
         else:
             context = None
@@ -143,10 +150,10 @@ def _try_less_context(wanted: PlanSought, trials: WouldFit) -> None:
     prompts = _halves(int(goal.input_tokens), _LEAST_PROMPT)
     if not prompts:
         return
-    free = replace(wanted.pins, context=None)
+    free = replace(plan_sought.pins, context=None)
     goals = [replace(goal, input_tokens=size) for size in prompts]
-    fitting_goals = (shorter for shorter in goals if wanted.setups(goal=shorter, pins=free))
-    if wanted.setups(goal=goals[-1], pins=free):
+    fitting_goals = (shorter for shorter in goals if plan_sought.setups(goal=shorter, pins=free))
+    if plan_sought.setups(goal=goals[-1], pins=free):
         shorter = next(fitting_goals, None)
     else:
         shorter = None
@@ -157,26 +164,26 @@ def _try_less_context(wanted: PlanSought, trials: WouldFit) -> None:
     trials.add(way, f"tasks of {goals[-1].need_tokens:,} tokens")
 
 
-def _halves(tokens: int, least: int) -> list[int]:
+def _halves(tokens: int, smallest: int) -> list[int]:
     """Return half of it, a quarter and so on, down to the least."""
     sizes = []
-    while tokens // 2 >= least:
+    while tokens // 2 >= smallest:
         tokens //= 2
         sizes.append(tokens)
     return sizes
 
 
-def _try_more_cards(wanted: PlanSought, trials: WouldFit) -> None:
-    rig = wanted.rig
+def _try_more_cards(plan_sought: PlanSought, trials: WouldFit) -> None:
+    rig = plan_sought.rig
     card = rig.cards[0]
     counts = range(len(rig.cards) + 1, 1 if card.unified_memory else _MOST_CARDS + 1)
     for count in counts:
-        more = Rig(
+        larger_rig = Rig(
             (card,) * count, rig.default_link or default_link(card), title=f"{count}x {card.id}"
         )
-        setups = wanted.setups(rig=more, pins=wanted.any_layout)
+        setups = plan_sought.setups(rig=larger_rig, pins=plan_sought.any_layout)
         if setups:
-            cut = "tp" if wanted.engine == "llamacpp" else "pp"
+            cut = "tp" if plan_sought.engine == "llamacpp" else "pp"
             first = min(setups, key=lambda setup: (getattr(setup.layout, cut), -setup.quant.bits))
             trials.ways.append(f"{count}x {card.id} ({first.layout}, {first.quant.title})")
             return
@@ -184,34 +191,36 @@ def _try_more_cards(wanted: PlanSought, trials: WouldFit) -> None:
         trials.tried.append(f"up to {counts[-1]} such cards")
 
 
-def _try_llamacpp(wanted: PlanSought, trials: WouldFit) -> None:
+def _try_llamacpp(plan_sought: PlanSought, trials: WouldFit) -> None:
     """Try llama.cpp, and where nothing else fits its formats below 4 bits."""
-    pins = wanted.any_layout
-    if wanted.engine != "llamacpp" and pins.quant is None:
-        setups = wanted.setups(pins=pins, engine="llamacpp")
+    pins = plan_sought.any_layout
+    if plan_sought.engine != "llamacpp" and pins.quant is None:
+        setups = plan_sought.setups(pins=pins, engine="llamacpp")
         trials.add(f"--engine llamacpp ({setups[0].quant.title})" if setups else None, "llama.cpp")
     below = replace(pins, quant=QUANTS["q3_k_m"])
-    if trials.ways or wanted.pins.quant == below.quant:
+    if trials.ways or plan_sought.pins.quant == below.quant:
         return
-    if wanted.engine == "llamacpp":
+    if plan_sought.engine == "llamacpp":
         flags = "--quant q3_k_m"
     else:
         flags = "--engine llamacpp --quant q3_k_m"
-    fits_below = wanted.setups(pins=below, engine="llamacpp")
+    fits_below = plan_sought.setups(pins=below, engine="llamacpp")
     trials.add(f"{flags}, below 4 bits" if fits_below else None, "Q3_K_M with less than 4 bits")
 
 
-def _try_system_memory(wanted: PlanSought, trials: WouldFit) -> None:
+def _try_system_memory(plan_sought: PlanSought, trials: WouldFit) -> None:
     """Find the least system memory that lets llama.cpp hold the experts which the cards do not."""
-    rig = wanted.rig
-    pins = wanted.any_layout
-    if not wanted.model.is_moe or any(card.unified_memory for card in rig.cards):
+    rig = plan_sought.rig
+    pins = plan_sought.any_layout
+    if not plan_sought.model.is_moe or any(card.unified_memory for card in rig.cards):
         return
     if pins.quant is not None and pins.quant.family != "gguf":
         return
     sizes = [ram_gib for ram_gib in _RAM_SIZES_GIB if ram_gib > (rig.ram_gib or 0)]
     for ram_gib in sizes:
-        setups = wanted.setups(rig=replace(rig, ram_gib=ram_gib), pins=pins, engine="llamacpp")
+        setups = plan_sought.setups(
+            rig=replace(rig, ram_gib=ram_gib), pins=pins, engine="llamacpp"
+        )
         if setups:
             title = setups[0].quant.title
             trials.ways.append(
