@@ -93,14 +93,14 @@ class Arena:
         starts = 0
         while (request := search.request) is not None:
             if isinstance(request, JudgeRequest):
-                search.took(
+                search.tell(
                     JudgeResult(
                         ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True
                     )
                 )
             else:
                 starts += len(request.configs)
-                search.took(bench.measured(request))
+                search.tell(bench.measured(request))
         find = Find(
             "tuner", search.incumbent, self.truth.value(search.incumbent), bench.now_s, starts
         )

@@ -183,8 +183,8 @@ async def cut_off_after(stages):
     ready = prepare(OPTIONS, paths)
     search = ready.search()
     bench = SimulatedBench(ready.space, seed=3)
-    stored, search.took = (
-        search.took,
+    stored, search.tell = (
+        search.tell,
         lambda answer: stored(answer) if len(search.stages) < stages else sys.exit(),
     )
     with open_store(paths.store) as store, suppress(SystemExit):

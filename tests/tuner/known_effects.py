@@ -112,7 +112,7 @@ def searched(search, bench, most=400):
     answers = []
     while (request := search.request) is not None:
         answers.append(bench.carry_out(request))
-        search.took(answers[-1])
+        search.tell(answers[-1])
         assert len(answers) < most, "it does not end"
     return answers
 

@@ -33,7 +33,7 @@ def bench(env, tmp_path):
             trial_servers = TrialServers(paths, tmp_path / "work")
             host = read_host(NvidiaReport())
             return EngineBench(
-                trial_servers, store, host, "t-1", aim, 7, preset_of, patience=QUICK, **more
+                trial_servers, store, host, "t-1", aim, 7, preset_of, timeouts=QUICK, **more
             )
 
         yield make
@@ -72,7 +72,12 @@ def test_sides_are_measured_with_the_same_fresh_tasks_in_another_order_each_roun
     assert (run.kind, run.state, run.config["purpose"]) == ("tune", RunState.DONE, "screen")
     assert run.config["configuration"] == PLAIN.as_dict
     again = measured(made, (PLAIN, FASTER), 1, seen)
-    assert [one.config for one in seen if one.what == "starting"] == [PLAIN, FASTER, FASTER, PLAIN]
+    assert [one.config for one in seen if one.activity == "starting"] == [
+        PLAIN,
+        FASTER,
+        FASTER,
+        PLAIN,
+    ]
     seeds = [
         made.store.run(start.run_id).config["workload"]["seed"]
         for start in (slow, fast, *again.starts)
@@ -85,7 +90,7 @@ def test_one_that_is_measured_alone_gets_as_many_tasks_as_the_last_one(bench):
     at their ends fewer agents are busy.
     """
     made = bench()
-    made.patience = replace(QUICK, reading_s=0.2)
+    made.timeouts = replace(QUICK, reading_s=0.2)
     measured(made, (PLAIN,), 1)
     beside = measured(made, (PLAIN,), 1).starts[0]
     alone = measured(made, (FASTER,), 1).starts[0]

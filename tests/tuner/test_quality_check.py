@@ -159,7 +159,7 @@ def test_a_configuration_that_answers_worse_is_caught_and_each_is_asked_once(ans
         worse, same = asyncio.run(run(good, bad))
     assert (worse.ok, same.ok) == (False, True)
     assert "right against 24: worse by at least" in worse.words
-    assert [one.what for one in heard] == ["judging"] * 48
+    assert [one.activity for one in heard] == ["judging"] * 48
     assert (heard[23].reading, heard[23].readings, heard[23].config) == (24, 24, PLAIN)
     newest, first = store.runs()
     assert (first.kind, first.state, first.config["tuning"]) == (

@@ -91,7 +91,7 @@ def test_the_same_answers_lead_to_the_same_requests():
     answers = searched(first, bench)
     for request, answer in zip(bench.requests, answers, strict=True):
         assert again.request == request
-        again.took(answer)
+        again.tell(answer)
     assert again.request is None
     assert again.stages == first.stages
 

@@ -371,7 +371,7 @@ def now_words(status: TuneStatus) -> str:
         return "thinking"
     if (progress := status.progress) is None:
         return status.request.words
-    words = f"{status.request.words}: {progress.what}"
+    words = f"{status.request.words}: {progress.activity}"
     if progress.reading:
         words += f" {progress.reading}/{progress.readings}"
     if progress.tok_s is not None:

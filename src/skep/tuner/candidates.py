@@ -2,7 +2,8 @@
 minute first.
 
 Single changes, pairs that interact, and changes that only go together (a layout that fits only
-with fewer slots). Works on what is believed; measures nothing and decides nothing."""
+with fewer slots). Works on what is believed; measures nothing and decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +27,23 @@ MOST = 8
 _FASTEST = 0.1
 _SLOWEST = 10.0
 
-
 SCREENED = 3  # readings of a start that only sorts
 TIGHT_LOOKS = 45  # a budget for fewer first looks than these is spent sparingly
 
 
 class TimeBudget:
-    """Where time is tight a start is read as seldom as is enough, and a first look is not beside
-    the best so far.
+    """What a search has spent, and what its requests will take.
 
-    Whether it is tight is settled once the baseline has shown how long things take."""
+    Where time is tight a start is read as seldom as is enough, and a first look is not beside the
+    best so far. Whether it is tight is settled once the baseline has shown how long things take.
+    """
 
     def __init__(self, space: Predictor, baseline: KnobConfig, budget_s: float) -> None:
         self.budget_s = budget_s
         self.spent_s = 0.0
         self._space = space
         self._baseline = baseline
-        self._pace = 1.0  # measured over expected seconds
+        self._slowness = 1.0  # measured over expected seconds
         self.is_tight = False
         self.settle()
 
@@ -51,105 +52,132 @@ class TimeBudget:
 
     @property
     def look_s(self) -> float:
-        """That a first look at one configuration is expected to take."""
+        """What a first look at one configuration is expected to take."""
         return self.seconds((self._baseline,), SCREENED)
 
     @property
     def decision_s(self) -> float:
-        """That a decision is expected to take: two starts of either side."""
+        """What a decision is expected to take: two starts of either side."""
         return 2 * STARTS * self.seconds((self._baseline,), self.readings(self._baseline))
 
     @property
     def baseline_starts(self) -> int:
-        """Where time is tight the second one is that beside the first challenger."""
+        """The starts of the baseline by itself: where time is tight the second one is that beside
+        the first challenger.
+        """
         return 1 if self.is_tight else STARTS
 
     def changes(self) -> int:
         """Return how many changes the budget has room for, where of three that are looked at one
         is decided about.
         """
-        begin_s = self.baseline_starts * self.seconds(
-            (self._baseline,), self.readings(self._baseline)
-        )
+        start_s = self.seconds((self._baseline,), self.readings(self._baseline))
+        begin_s = self.baseline_starts * start_s
         looks = SIDE_BY_SIDE if self.is_tight else SIDE_BY_SIDE + 1
         cycle_s = looks * self.look_s + self.decision_s
         return max(1, int(SIDE_BY_SIDE * (self.budget_s - begin_s) / cycle_s))
 
     def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
-        """What a request really took."""
-        expected = self.seconds(configs, readings) / self._pace
-        self._pace = 0.7 * self._pace + 0.3 * min(
-            _SLOWEST, max(_FASTEST, seconds / max(1e-6, expected))
-        )
+        """Take in what a request really took."""
+        expected = self.seconds(configs, readings) / self._slowness
+        slowness = min(_SLOWEST, max(_FASTEST, seconds / max(1e-6, expected)))
+        self._slowness = 0.7 * self._slowness + 0.3 * slowness
 
     def seconds(self, configs: Sequence[KnobConfig], readings: int) -> float:
-        """Return one start, a warm-up and so many readings of each."""
-        each = (
+        """Return what one start, a warm-up and so many readings of each are expected to take."""
+        seconds_of_each = (
             self._space.start_s(config) + (readings + 1) * self._space.reading_s(config)
             for config in configs
         )
-        return self._pace * sum(each)
+        return self._slowness * sum(seconds_of_each)
 
     def readings(self, config: KnobConfig) -> int:
-        """As long as a start takes is measured: more readings would tell ever less than another
-        start.
+        """Return the readings of a start: it is measured for as long as it takes, since more would
+        tell ever less than another start.
         """
         if self.is_tight:
             return FEWEST
-        wanted = self._space.start_s(config) / max(0.1, self._space.reading_s(config))
-        return min(MOST, max(FEWEST, round(wanted)))
+        readings = self._space.start_s(config) / max(0.1, self._space.reading_s(config))
+        return min(MOST, max(FEWEST, round(readings)))
 
     def can_afford(self, seconds: float) -> bool:
         return seconds <= self.budget_s - self.spent_s
 
 
 _DRAWN = 250  # configurations tried for one value
-_KEPT = (
-    0.8,
-    0.5,
-)  # chances that another knob stays as it is: near ones are drawn as well as far ones
+# chances that another knob stays as it is: near ones are drawn as well as far ones
+_KEPT = (0.8, 0.5)
 _PASSES = 2
 _ALIKE = 0.01  # a change that brings less than this is not made
 
 
+class PromisedConfig(msgspec.Struct, frozen=True):
+    """A configuration and the gain that is believed of it, in logarithms."""
+
+    config: KnobConfig
+    promise: float
+
+
 def best_config_with(
-    book: Measurements, incumbent: KnobConfig, knob: str, value: Value
+    measurements: Measurements, incumbent: KnobConfig, knob: str, value: Value
 ) -> KnobConfig | None:
     """Return the most promising configuration with this value, with as little else turned as that
     takes.
     """
-    rng = Random(f"{incumbent.key}/{knob}={value}")
-    best = None
-    gain = float("-inf")
-    for number in range(_DRAWN):
-        kept = _KEPT[number % len(_KEPT)]
-        others = {
-            knob.name: rng.choice(knob.values) for knob in book.space.knobs if rng.random() > kept
-        }
-        drawn = incumbent.turned(others | {knob: value})
-        if not book.is_refused(drawn) and (found := book.promise(drawn, incumbent)) > gain:
-            best = drawn
-            gain = found
-    if best is None:
+    drawn = _best_drawn(measurements, incumbent, knob, value)
+    if drawn is None:
         return None
-    for _ in range(_PASSES):  # knob by knob to its best value
-        before = best
-        for other in (one for one in book.space.knobs if one.name != knob):
-            for rung in other.values:
-                turned = best.turned({other.name: rung})
-                if (
-                    not book.is_refused(turned)
-                    and (found := book.promise(turned, incumbent)) > gain + _ALIKE
-                ):
-                    best = turned
-                    gain = found
-        if best == before:
-            break
+    climbed = _climbed(measurements, incumbent, knob, drawn)
+    best = climbed.config
     for change in best.changes_from(incumbent):  # what does not matter stays as it was
         without = best.turned({change.knob: change.before})
-        allowed = change.knob != knob and not book.is_refused(without)
-        if allowed and book.promise(without, incumbent) > gain - _ALIKE:
+        is_allowed = change.knob != knob and not measurements.is_refused(without)
+        if is_allowed and measurements.promise(without, incumbent) > climbed.promise - _ALIKE:
             best = without
+    return best
+
+
+def _best_drawn(
+    measurements: Measurements, incumbent: KnobConfig, knob: str, value: Value
+) -> PromisedConfig | None:
+    """Return the most promising of configurations with this value that are drawn at random, always
+    the same ones.
+    """
+    rng = Random(f"{incumbent.key}/{knob}={value}")
+    best = None
+    for number in range(_DRAWN):
+        keep_chance = _KEPT[number % len(_KEPT)]
+        others = {
+            knob.name: rng.choice(knob.values)
+            for knob in measurements.space.knobs
+            if rng.random() > keep_chance
+        }
+        drawn = incumbent.turned(others | {knob: value})
+        if measurements.is_refused(drawn):
+            continue
+        promise = measurements.promise(drawn, incumbent)
+        if best is None or promise > best.promise:
+            best = PromisedConfig(drawn, promise)
+    return best
+
+
+def _climbed(
+    measurements: Measurements, incumbent: KnobConfig, fixed: str, best: PromisedConfig
+) -> PromisedConfig:
+    """Turn all knobs but one, knob by knob, to the value that promises most."""
+    knobs = [knob for knob in measurements.space.knobs if knob.name != fixed]
+    for _ in range(_PASSES):
+        before = best
+        for knob in knobs:
+            for rung in knob.values:
+                turned = best.config.turned({knob.name: rung})
+                if measurements.is_refused(turned):
+                    continue
+                promise = measurements.promise(turned, incumbent)
+                if promise > best.promise + _ALIKE:
+                    best = PromisedConfig(turned, promise)
+        if best.config == before.config:
+            break
     return best
 
 
@@ -203,12 +231,14 @@ class DecidedChange(msgspec.Struct, frozen=True):
 
 
 class Chooser:
-    def __init__(self, book: Measurements, time_budget: TimeBudget) -> None:
-        self._book = book
+    """What to look at next, from what is believed and from what was decided before."""
+
+    def __init__(self, measurements: Measurements, time_budget: TimeBudget) -> None:
+        self._measurements = measurements
         self._time_budget = time_budget
-        self._knobs = {knob.name: knob for knob in book.space.knobs}
+        self._knobs = {knob.name: knob for knob in measurements.space.knobs}
         self._partners: dict[str, set[str]] = {name: set() for name in self._knobs}
-        for first, second in book.space.pairs:
+        for first, second in measurements.space.pairs:
             if first in self._knobs and second in self._knobs:
                 self._partners[first].add(second)
                 self._partners[second].add(first)
@@ -243,69 +273,76 @@ class Chooser:
     def choose(self, incumbent: KnobConfig) -> Move | tuple[KnobConfig, ...] | None:
         """Return one to decide about, or a few to sort; None: nothing promises anything."""
         while True:
-            singles = list(self._singles(incumbent))
-            if self._time_budget.is_tight:
-                leaps: Iterable[Move] = self._moves(self._leaps(incumbent), incumbent)
-            else:
-                leaps = ()
-            moves = self._ranked([*singles, *leaps], incumbent, self.grain.floor)
-            if not self._owed and max((move.hope for move in moves), default=0.0) < BOLD:
-                moves = self._ranked(
-                    [*moves, *self._further(incumbent, singles)], incumbent, self.grain.floor
-                )
+            moves = self._open_moves(incumbent)
             if moves or self._owed:
-                if chosen := self._chosen(moves):
+                chosen = self._chosen(moves)
+                if chosen:
                     return chosen
             elif self._grain + 1 == len(self._grains):
                 return None
             else:
                 self._grain += 1
 
+    def _open_moves(self, incumbent: KnobConfig) -> list[Move]:
+        """Return what is worth a look, best first: single changes, and several at once where these
+        promise little.
+        """
+        singles = list(self._singles(incumbent))
+        if self._time_budget.is_tight:
+            leaps: Iterable[Move] = self._moves(self._leaps(incumbent), incumbent)
+        else:
+            leaps = ()
+        moves = self._ranked([*singles, *leaps], incumbent, self.grain.floor)
+        largest_hope = max((move.hope for move in moves), default=0.0)
+        if not self._owed and largest_hope < BOLD:
+            further = self._further(incumbent, singles)
+            moves = self._ranked([*moves, *further], incumbent, self.grain.floor)
+        return moves
+
     def _minutes(self, move: Move, incumbent: KnobConfig) -> float:
-        """That deciding about it is expected to take."""
+        """Return the minutes that deciding about it is expected to take."""
         configs = self.measured_for(move.config, incumbent)
-        return (
-            STARTS
-            * self._time_budget.seconds(configs, self._time_budget.readings(move.config))
-            / 60
-        )
+        readings = self._time_budget.readings(move.config)
+        return STARTS * self._time_budget.seconds(configs, readings) / 60
 
     def measured_for(self, config: KnobConfig, incumbent: KnobConfig) -> tuple[KnobConfig, ...]:
         """Return what is started to decide about it: the best so far is measured again only beside
         a small gain.
         """
-        known = self._book.counted_starts(incumbent) >= STARTS
-        if known and self.is_large(config, incumbent):
+        is_measured = self._measurements.counted_starts(incumbent) >= STARTS
+        if is_measured and self.is_large(config, incumbent):
             return (config,)
         return (incumbent, config)
 
     def is_large(self, config: KnobConfig, incumbent: KnobConfig) -> bool:
-        return abs(self._book.surrogate.mean_gain(config, incumbent)) >= LARGE
+        return abs(self._measurements.surrogate.mean_gain(config, incumbent)) >= LARGE
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
-        """On a ladder a peak is believed only beside neighbours that were looked at as often as it
+        """Note the neighbours of a peak to be looked at first. Return whether there are any.
+
+        On a ladder a peak is believed only beside neighbours that were looked at as often as it
         was.
         """
-        ladders = (
-            knob for name in names if (knob := self._knobs[name]).ordered and not knob.along
-        )
-        for knob in ladders:
-            place = knob.values.index(config[knob.name])
-            for rung in (
-                *knob.values[max(0, place - 1) : place],
-                *knob.values[place + 1 : place + 2],
-            ):
-                beside = config.turned({knob.name: rung})
-                seldom = len(self._book.starts(beside)) < looks and not self._book.is_refused(
-                    beside
-                )
-                if seldom and beside not in self._owed:
+        for name in names:
+            knob = self._knobs[name]
+            if not knob.ordered or knob.along:
+                continue
+            place = knob.values.index(config[name])
+            below = knob.values[max(0, place - 1) : place]
+            above = knob.values[place + 1 : place + 2]
+            for rung in (*below, *above):
+                beside = config.turned({name: rung})
+                is_seldom = len(self._measurements.starts(beside)) < looks
+                if is_seldom and beside not in self._owed and not self._is_refused(beside):
                     self._owed.append(beside)
         return bool(self._owed)
 
+    def _is_refused(self, config: KnobConfig) -> bool:
+        return self._measurements.is_refused(config)
+
     def moved(self, incumbent: KnobConfig, changes: Sequence[KnobChange]) -> None:
-        """What was owed from the place before is owed from here; so are the neighbours on the
-        ladders just climbed.
+        """Go on from another place: what was owed from the one before is owed from here, and so
+        are the neighbours on the ladders just climbed.
         """
         self._owed = [
             config.turned({change.knob: change.after for change in changes})
@@ -317,31 +354,30 @@ class Chooser:
         return belief.mean >= self.grain.worth and belief.chance >= READY
 
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
+        """Return the best move where it can be decided about, else a few to sort.
+
+        An empty tuple: all that was owed is refused by now.
+        """
         if moves and (not self._owed or moves[0].hope >= LARGE) and self._is_decidable(moves[0]):
             move = moves[0]
-            looks = self._book.counted_starts(moves[0].config)
-            if (
-                len(move.changes) > 1
-                or not looks
-                or not self.owe(move.config, [move.changes[0].knob], looks=looks)
+            looks = self._measurements.counted_starts(move.config)
+            is_single_and_seen = len(move.changes) == 1 and looks > 0
+            if not is_single_and_seen or not self.owe(
+                move.config, [move.changes[0].knob], looks=looks
             ):
                 return move
-        chosen = [config for config in self._owed if not self._book.is_refused(config)][
-            :SIDE_BY_SIDE
-        ]
+        chosen = [config for config in self._owed if not self._is_refused(config)][:SIDE_BY_SIDE]
         self._owed = []
         for move in moves:
-            if (
-                len(chosen) < SIDE_BY_SIDE
-                and move.config not in chosen
-                and not self._is_decidable(move)
-            ):
+            has_room = len(chosen) < SIDE_BY_SIDE
+            if has_room and move.config not in chosen and not self._is_decidable(move):
                 chosen.append(move.config)
-        # Nothing: all that was owed is refused by now.
-        return tuple(chosen) or (moves[0] if moves else ())
+        if not chosen and moves:
+            return moves[0]
+        return tuple(chosen)
 
     def _ranked(self, moves: Iterable[Move], incumbent: KnobConfig, floor: float) -> list[Move]:
-        """Return those that are open, by the expected gain a minute; where time is tight, the
+        """Return the moves that are open, by the expected gain a minute; where time is tight, the
         planner's word first.
         """
         weight = 1.0 if self._time_budget.is_tight else 0.0
@@ -352,41 +388,41 @@ class Chooser:
         )
 
         def worth(move: Move) -> float:
-            return (move.hope + weight * move.belief.mean) / max(
-                1e-6, self._minutes(move, incumbent)
-            )
+            gain = move.hope + weight * move.belief.mean
+            return gain / max(1e-6, self._minutes(move, incumbent))
 
         return sorted(hopeful, key=worth, reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
-        """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by
-        one.
+        """Return whether it was looked at and is promising, or is foreseen beyond doubt, or made
+        of what was looked at one by one.
         """
         if move.together:
             return True
-        if self._book.counted_starts(move.config) == 0:
+        if self._measurements.counted_starts(move.config) == 0:
             return move.belief.chance >= SURE and move.belief.mean >= SURE_GAIN
         return self.is_promising(move.belief)
 
     def _is_closed(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
-        """Until a knob that it interacts with has been turned since, or one looks more finely."""
+        """Return whether it was decided, and no knob that it interacts with has been turned since,
+        nor does one look more finely.
+        """
         closed = self._closed.get(_key(changes))
         if closed is None or (closed.same and closed.grain < self._grain):
             return False
-        if (
-            closed.failed
-        ):  # elsewhere it is another configuration: tried again from another place, but not often
+        if closed.failed:
+            # Elsewhere it is another configuration: tried again from another place, but not often.
             return closed.incumbent == incumbent or self._dead_ends[_key(changes)] >= _DEAD_ENDS
-        own = {change.knob for change in changes}
-        partners = {partner for name in own for partner in self._partners[name]} - own
-        return all(closed.incumbent[name] == incumbent[name] for name in partners | own)
+        turned = {change.knob for change in changes}
+        partners = {partner for name in turned for partner in self._partners[name]} - turned
+        return all(closed.incumbent[name] == incumbent[name] for name in partners | turned)
 
     def _moves(self, configs: Iterable[KnobConfig], incumbent: KnobConfig) -> Iterator[Move]:
         for config in configs:
             changes = config.changes_from(incumbent)
-            if changes and not self._book.is_refused(config):
-                belief = self._book.surrogate.gain(config, incumbent)
-                trust = self._book.suspects.trust(config)
+            if changes and not self._is_refused(config):
+                belief = self._measurements.surrogate.gain(config, incumbent)
+                trust = self._measurements.suspects.trust(config)
                 yield Move(config, changes, belief, trust)
 
     def _singles(self, incumbent: KnobConfig) -> Iterator[Move]:
@@ -412,21 +448,21 @@ class Chooser:
         )
 
     def _pairs(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[KnobConfig]:
-        """Of the best values of two knobs that interact.
+        """Yield combinations of the best values of two knobs that interact.
 
         One that died here would be tried again blindly.
         """
         best: dict[str, list[Move]] = {}
         for move in singles:
             best.setdefault(move.changes[0].knob, []).append(move)
-        for first, second in self._book.space.pairs:
-            for one, other in product(best.get(first, ())[:_FEW], best.get(second, ())[:_FEW]):
-                if not (
-                    self._is_dead_end(one.changes, incumbent)
-                    or self._is_dead_end(other.changes, incumbent)
-                ):
+        for first, second in self._measurements.space.pairs:
+            for first_move, second_move in product(
+                best.get(first, ())[:_FEW], best.get(second, ())[:_FEW]
+            ):
+                both = (first_move, second_move)
+                if not any(self._is_dead_end(move.changes, incumbent) for move in both):
                     yield incumbent.turned(
-                        {change.knob: change.after for change in (*one.changes, *other.changes)}
+                        {change.knob: change.after for move in both for change in move.changes}
                     )
 
     def _is_dead_end(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
@@ -434,30 +470,41 @@ class Chooser:
         return closed is not None and closed.failed and self._is_closed(changes, incumbent)
 
     def _leaps(self, incumbent: KnobConfig) -> Iterator[KnobConfig]:
-        """For values that are refused from here, and for those that died here: with something else
-        turned as well.
+        """Yield configurations with values that are refused from here, or that died here, and with
+        something else turned as well.
         """
-        for name, value in (
-            (knob.name, value) for knob in self._turned_alone() for value in knob.values
-        ):
-            alone = incumbent.turned({name: value})
-            wanted = self._book.is_narrow(alone) or 1 <= self._book.deaths(name, value) < _DETOURS
-            if not wanted or not self._book.is_refused(alone):
-                continue
-            # Looked for once, and again where what was found has failed since.
-            found = self._leapt.setdefault((incumbent, name, value), [])
-            last = found[-1] if found else None
-            if not found or (
-                last is not None and self._book.is_refused(last) and len(found) < _LEAPS
-            ):
-                last = best_config_with(self._book, incumbent, name, value)
-                found.append(last)
-            if last is not None:
-                yield last
+        for knob in self._turned_alone():
+            for value in knob.values:
+                if self._needs_leap(incumbent, knob.name, value):
+                    leap = self._leap(incumbent, knob.name, value)
+                    if leap is not None:
+                        yield leap
+
+    def _needs_leap(self, incumbent: KnobConfig, name: str, value: Value) -> bool:
+        """Return whether a value is refused by itself, and may run with something else turned."""
+        alone = incumbent.turned({name: value})
+        may_run = (
+            self._measurements.is_narrow(alone)
+            or 1 <= self._measurements.deaths(name, value) < _DETOURS
+        )
+        return may_run and self._is_refused(alone)
+
+    def _leap(self, incumbent: KnobConfig, name: str, value: Value) -> KnobConfig | None:
+        """Return the configuration to leap to for a value.
+
+        It is looked for once, and again where the one before has failed since.
+        """
+        leaps = self._leapt.setdefault((incumbent, name, value), [])
+        last = leaps[-1] if leaps else None
+        has_failed = last is not None and self._is_refused(last)
+        if not leaps or (has_failed and len(leaps) < _LEAPS):
+            last = best_config_with(self._measurements, incumbent, name, value)
+            leaps.append(last)
+        return last
 
     def _combined(self, singles: Sequence[Move], incumbent: KnobConfig) -> Iterator[KnobConfig]:
-        """Yield those that could not be told from nothing one by one, all together: what they
-        bring adds up.
+        """Yield the changes that could not be told from nothing one by one, all together: what
+        they bring adds up.
         """
         best: dict[str, Move] = {}
         for move in singles:

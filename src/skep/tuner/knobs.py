@@ -84,11 +84,11 @@ class KnobContext(msgspec.Struct, frozen=True):
 
     def prompts(self, first: int, last: int) -> tuple[int, ...]:
         """Powers of two up to all prompts at once: beyond that a larger one changes nothing."""
-        found = [first]
-        most = min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens))
-        while found[-1] < most:
-            found.append(found[-1] * 2)
-        return tuple(found)
+        sizes = [first]
+        largest = min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens))
+        while sizes[-1] < largest:
+            sizes.append(sizes[-1] * 2)
+        return tuple(sizes)
 
 
 MOST = 6  # layouts are tried one by one, each with a start of its own
@@ -100,13 +100,13 @@ def layout_words(layout: Layout) -> str:
 
 
 def parse_layout(words: str) -> Layout:
-    found = _LAYOUT_WORDS.fullmatch(words.strip())
-    if found is None:
+    match = _LAYOUT_WORDS.fullmatch(words.strip())
+    if match is None:
         raise UserError(
             f"`{words}` is not a layout",
             hint="write it as `2x TP=1`, `TP=2 + EP=2` or `TP=1 + PP=2`",
         )
-    replicas, tp, pp, ep = (int(part or 1) for part in found.groups())
+    replicas, tp, pp, ep = (int(part or 1) for part in match.groups())
     return Layout(tp, pp, ep, replicas)
 
 
@@ -136,19 +136,19 @@ def with_layout(preset: Preset, layout: Layout) -> Preset:
     return replace(preset, replicas=layout.replicas // ranks, options=options, gpus=gpus)
 
 
-def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
+def layout_knobs(context: KnobContext) -> Iterator[Knob]:
     """Those that keep as many cards busy as there are, break no rule and fit; best first."""
-    rig = asked.box.rig
-    engine = asked.base.engine
-    model = asked.model
-    aim = asked.aim
+    rig = context.box.rig
+    engine = context.base.engine
+    model = context.model
+    aim = context.aim
     kind = "latency" if aim.metric == "task_tok_s" else "throughput"
     goal = PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
     if (
-        layout_of(asked.base) is None
+        layout_of(context.base) is None
         or rig is None
         or model is None
-        or asked.quant is None
+        or context.quant is None
         or len(rig.cards) < 2
     ):
         return
@@ -156,7 +156,7 @@ def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
     rated: dict[Layout, float] = {}
     for layout in layouts(rig, model, engine, goal, Pins(no_spec=True)):
         for setup in base_setups(
-            model, rig, engine, layout, Pins(quant=asked.quant, no_spec=True)
+            model, rig, engine, layout, Pins(quant=context.quant, no_spec=True)
         ):
             if refusal(setup, rig) is not None:
                 continue
@@ -165,7 +165,8 @@ def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
                 rated[layout] = max(figure, rated.get(layout, 0.0))
     widest = max((layout.cards for layout in rated), default=0)
     best = sorted(
-        (layout for layout in rated if layout.cards == widest), key=lambda one: -rated[one]
+        (layout for layout in rated if layout.cards == widest),
+        key=lambda candidate: -rated[candidate],
     )
     yield Knob(
         "layout", "layout on the cards", tuple(map(layout_words, best[:MOST])), expected=0.15
@@ -238,16 +239,16 @@ def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
         both = " and ".join(f"{method} n={depth}" for method, depth in used.items())
         raise UserError(f"{both} cannot be combined", hint="one method drafts: set the other to 0")
     now = preset.options.draft
-    wanted = None
+    draft = None
     if now is not None and not used and now.method not in depths:
         return preset  # none of these knobs is about it
     for method, depth in used.items():
-        wanted = Draft(
+        draft = Draft(
             method, depth, now.model if now is not None and now.method == method else None
         )
-    if now == wanted:
+    if now == draft:
         return preset
-    return with_options(preset, draft=wanted)
+    return with_options(preset, draft=draft)
 
 
 def with_options(preset: Preset, **changes: Any) -> Preset:
@@ -258,8 +259,8 @@ def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
     """`usual`: what the engine does where the preset leaves it alone."""
 
     def read(preset: Preset) -> Value:
-        told = cast("Value", getattr(preset.options, name))
-        return usual(preset) if told is None else told
+        value = cast("Value", getattr(preset.options, name))
+        return usual(preset) if value is None else value
 
     return Handle(read, lambda preset, value: with_options(preset, **{name: value}))
 
@@ -324,30 +325,30 @@ _CHUNKS = (256, 16384)
 _KV_WORDS = {("sglang", "fp8"): "fp8_e4m3"}
 
 
-def card_knobs(asked: KnobContext) -> Iterator[Knob]:
-    base = asked.base
-    cards = asked.box.cards
+def card_knobs(context: KnobContext) -> Iterator[Knob]:
+    base = context.base
+    cards = context.box.cards
     yield Knob("graphs", "CUDA graphs" if cards else "graphs", (False, True), expected=0.5)
-    yield asked.slots()
+    yield context.slots()
     if cards:
         yield Knob("memory_share", "share of each card", SHARES, ordered=True, expected=0.03)
         # Of a family that the base has already, the base's own word is enough.
         engine = base.engine
-        own = known_kv(base.options.kv or "auto")
-        if asked.quant is not None:
-            kinds = offered_kv(engine, asked.quant, cards)[1:]
+        base_kv = known_kv(base.options.kv or "auto")
+        if context.quant is not None:
+            kinds = offered_kv(engine, context.quant, cards)[1:]
         else:
             kinds = ()
-        others = [kind.id for kind in kinds if own is None or kind.family != own.family]
+        others = [kind.id for kind in kinds if base_kv is None or kind.family != base_kv.family]
         words = dict.fromkeys(
             [plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)]
         )
         yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
-        yield from layout_knobs(asked)
+        yield from layout_knobs(context)
     yield Knob(
         "batched_tokens",
         "prefill tokens a step",
-        asked.prompts(*_CHUNKS),
+        context.prompts(*_CHUNKS),
         ordered=True,
         expected=0.04,
     )
@@ -355,9 +356,9 @@ def card_knobs(asked: KnobContext) -> Iterator[Knob]:
         drafted = base.options.draft.method
     else:
         drafted = None
-    if drafted == "mtp" or (asked.model is not None and asked.model.mtp_layers):
+    if drafted == "mtp" or (context.model is not None and context.model.mtp_layers):
         yield Knob("mtp", "MTP drafts", MTP_DEPTHS, ordered=True, expected=0.5)
-    yield asked.ngram(NGRAM_DEPTHS)
+    yield context.ngram(NGRAM_DEPTHS)
 
 
 LLAMA_NGRAM_DEPTHS = (0, 2, 4, 8, 16, 32)
@@ -365,14 +366,14 @@ _MICRO_BATCH_RANGE = (64, 1024)
 _ON_CARDS = (256, 2048)  # the same
 
 
-def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
-    base = asked.base
-    on_cpu = asked.base.engine == "embedded" or not asked.box.cards
-    yield asked.slots(expected=0.4 if on_cpu else 0.15)
+def llama_knobs(context: KnobContext) -> Iterator[Knob]:
+    base = context.base
+    on_cpu = context.base.engine == "embedded" or not context.box.cards
+    yield context.slots(expected=0.4 if on_cpu else 0.15)
     if on_cpu:
-        cores = max(1, asked.box.cores)
+        cores = max(1, context.box.cores)
         # Each has a core to itself.
-        replicas = tuple(n for n in (1, 2, 4) if n <= min(cores, asked.aim.concurrency))
+        replicas = tuple(n for n in (1, 2, 4) if n <= min(cores, context.aim.concurrency))
         steps = tuple(sorted({step for step in _STEPS if step <= cores} | {cores}))
         yield Knob("threads", "threads of a replica", steps, ordered=True, expected=0.4)
         yield Knob("replicas", "replicas", replicas, ordered=True, expected=0.1)
@@ -381,12 +382,12 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
     )
     yield Knob("kv_layout", "KV layout", ("unified", "split"), expected=0.05)
     yield Knob("flash_attention", "flash attention", (True, False), expected=0.06)
-    micro_batch = asked.prompts(*(_MICRO_BATCH_RANGE if on_cpu else _ON_CARDS))
+    micro_batch = context.prompts(*(_MICRO_BATCH_RANGE if on_cpu else _ON_CARDS))
     yield Knob("batched_tokens", "micro-batch", micro_batch, ordered=True, expected=0.05)
-    yield asked.ngram(LLAMA_NGRAM_DEPTHS)
+    yield context.ngram(LLAMA_NGRAM_DEPTHS)
     if on_cpu:
         return
-    yield from layout_knobs(asked)
+    yield from layout_knobs(context)
     if (
         base.options.draft is not None and base.options.draft.method == "mtp"
     ):  # in the file: the preset knows
@@ -400,8 +401,8 @@ def space_of(base: Preset, aim: TuneGoal, box: TuneMachine) -> tuple[Knob, ...]:
     knob_context = KnobContext(
         base, aim, box, box.model or find_geometry(base.model), quant_of(base)
     )
-    said = said_in_extra(base)
-    knobs = (with_own(knob, base) for knob in _offered(knob_context) if knob.name not in said)
+    fixed = said_in_extra(base)
+    knobs = (with_own(knob, base) for knob in _offered(knob_context) if knob.name not in fixed)
     return tuple(knob for knob in knobs if len(knob.values) > 1)
 
 
@@ -411,29 +412,29 @@ def _facts() -> dict[str, Any]:
 
 
 def pairs_of(knobs: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
-    there = {knob.name for knob in knobs}
+    names = {knob.name for knob in knobs}
     return tuple(
-        (first, second) for first, second in _facts()["pairs"] if {first, second} <= there
+        (first, second) for first, second in _facts()["pairs"] if {first, second} <= names
     )
 
 
 def said_in_extra(base: Preset) -> set[str]:
     """Return the knobs that flags of the preset's own say already."""
     rules = _facts()
-    found = set[str]()
+    names = set[str]()
     for word in base.extra:
         flag = word.partition("=")[0]
         if flag in rules["speculative"].get(base.engine, ()):
-            found |= {*DRAFTS}
-        found.add(rules["flags"].get(base.engine, {}).get(flag, ""))
-    return found
+            names |= {*DRAFTS}
+        names.add(rules["flags"].get(base.engine, {}).get(flag, ""))
+    return names
 
 
 def with_own(knob: Knob, base: Preset) -> Knob:
     """Return the values, with that of the base among them: the search begins there."""
-    if (own := knob_value(base, knob.name)) is None or own in knob.values:
+    if (base_value := knob_value(base, knob.name)) is None or base_value in knob.values:
         return knob
-    values: tuple[Value, ...] = (own, *knob.values)
+    values: tuple[Value, ...] = (base_value, *knob.values)
     if knob.ordered:
         values = tuple(
             sorted(
@@ -443,15 +444,15 @@ def with_own(knob: Knob, base: Preset) -> Knob:
     return replace(knob, values=values)
 
 
-def _offered(asked: KnobContext) -> Iterator[Knob]:
-    base = asked.base
-    engine = asked.base.engine
+def _offered(context: KnobContext) -> Iterator[Knob]:
+    base = context.base
+    engine = context.base.engine
     if engine in ("vllm", "sglang"):
-        yield from card_knobs(asked)
+        yield from card_knobs(context)
     elif engine in LLAMA:
-        yield from llama_knobs(asked)
+        yield from llama_knobs(context)
     elif engine == "ollama":
-        yield asked.slots()
+        yield context.slots()
         yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
     # One that needs a model of its own is turned only where the preset names it.
     draft = base.options.draft

@@ -56,11 +56,11 @@ def reading_of(
 ) -> TuneReading:
     whole = repeat_of(0, rows, None, limited=limited)
     effective = whole.effective_tok_s if whole.output_tokens else None
-    each = task_tok_s(rows)
+    task_speed = task_tok_s(rows)
     return TuneReading(
-        figure=each if aim.metric == "task_tok_s" else effective,
+        figure=task_speed if aim.metric == "task_tok_s" else effective,
         effective_tok_s=effective,
-        task_tok_s=each,
+        task_tok_s=task_speed,
         ttft_ms=median_known(ttft_values(rows)),
         tpot_ms=median_known(tpot_values(rows)),
         wall_s=whole.wall_s,
@@ -107,7 +107,7 @@ class WatchedLoad:
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._watch())
-                found = await work
+                result = await work
                 watching.cancel()
         except BaseExceptionGroup as group:
             error = first_of(group)
@@ -117,7 +117,7 @@ class WatchedLoad:
         if self._too_many:
             raise await self._errors()
         self.session.recording.check()
-        return found
+        return result
 
     @property
     def _failed(self) -> list[Request]:
@@ -130,7 +130,7 @@ class WatchedLoad:
     async def _watch(self) -> None:
         sender = self.session.driver.sender
         rows = self.session.recording.rows
-        seen = (-1, -1)
+        last_progress = (-1, -1)
         since = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -139,8 +139,8 @@ class WatchedLoad:
             if self._too_many:
                 raise await self._errors()
             moved = len(rows), sender.reads()
-            if moved != seen:
-                seen = moved
+            if moved != last_progress:
+                last_progress = moved
                 since = time.monotonic()
             elif time.monotonic() - since > self.hang_s:
                 words = (
@@ -149,19 +149,19 @@ class WatchedLoad:
                 )
                 raise ConfigFailed(ConfigFailure("hang", words, self.served.last_words()))
 
-    async def _errors(self, said: str | None = None) -> ConfigFailed:
+    async def _errors(self, message: str | None = None) -> ConfigFailed:
         """Errors of a dead engine are told as its death, once its log has been read."""
         until = time.monotonic() + FIND_OUT_S
         while time.monotonic() < until:
             if (failure := self.served.trouble()) is not None:
                 return ConfigFailed(failure)
             await asyncio.sleep(LOOK_EVERY_S)
-        said = said or next((row.error or row.error_kind for row in self._failed), None)
+        message = message or next((row.error or row.error_kind for row in self._failed), None)
         if self._total:
             of = f"{len(self._failed)} of {self._total} requests"
         else:
             of = "the warm-up requests"
-        words = f"{of} failed: {said or 'no reason was given'}"
+        words = f"{of} failed: {message or 'no reason was given'}"
         return ConfigFailed(ConfigFailure("errors-under-load", words, self.served.last_words()))
 
 
@@ -180,7 +180,7 @@ class EngineBench:
         0  # rounds that were measured before it was taken up again: their prompts are not fresh
     )
     guard: QualityGuard | None = None
-    patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
+    timeouts: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
     _rates: dict[KnobConfig, float] = field(default_factory=dict)  # tasks a second
     _count: int = 0  # tasks of each reading of this round
@@ -201,13 +201,13 @@ class EngineBench:
         if (
             rates or not self._count
         ):  # one that is measured alone, and is not known yet, gets as many as the last one
-            self._count = tasks_for(self.aim.concurrency, rates, self.patience.reading_s)
-        made: dict[KnobConfig, ServerStart] = {}
+            self._count = tasks_for(self.aim.concurrency, rates, self.timeouts.reading_s)
+        made_starts: dict[KnobConfig, ServerStart] = {}
         for config in configs if self._round % 2 else configs[::-1]:
-            failed = sum(start.failure is not None for start in made.values())
+            failed = sum(start.failure is not None for start in made_starts.values())
             if len(configs) - failed >= min(2, len(configs)):  # else nothing is left to compare
-                made[config] = await self._start(config, request, on_progress)
-        starts = (made.get(config) or ServerStart(config, 0.0) for config in configs)
+                made_starts[config] = await self._start(config, request, on_progress)
+        starts = (made_starts.get(config) or ServerStart(config, 0.0) for config in configs)
         return MeasurementRound(tuple(starts), time.monotonic() - began)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
@@ -238,7 +238,7 @@ class EngineBench:
         began = time.monotonic()
         taken = list[TuneReading]()
         level = self.aim.concurrency
-        made = ServerStart(config, 0.0)
+        start = ServerStart(config, 0.0)
         on_progress(BenchProgress(config, "starting"))
 
         def tell(now: SessionProgress) -> None:
@@ -255,7 +255,7 @@ class EngineBench:
         try:
             async with AsyncExitStack() as stack:
                 served = await stack.enter_async_context(self.servers.open(self._preset(config)))
-                made = replace(made, start_s=served.start_s)
+                start = replace(start, start_s=served.start_s)
                 endpoint, maker = await self._known(served)
                 plan = SweepPlan(
                     concurrency=(level,),
@@ -263,7 +263,7 @@ class EngineBench:
                     runs=request.readings,
                     budget_s=None,
                     workload=maker.workload,
-                    timeout_s=self.patience.request_s,
+                    timeout_s=self.timeouts.request_s,
                     keep_text=False,
                     kind="tune",
                 )
@@ -271,11 +271,11 @@ class EngineBench:
                 recording = await stack.enter_async_context(
                     Recording(self.store, endpoint, self.host, identity)
                 )
-                made = replace(made, run_id=recording.run_id)
+                start = replace(start, run_id=recording.run_id)
                 sweep = Sweep(plan, endpoint, recording, maker, tell)
                 await stack.enter_async_context(sweep.session.open())
                 load = WatchedLoad(served, sweep.session, self._hang_s())
-                limit_s = self.patience.warm_up_s
+                limit_s = self.timeouts.warm_up_s
                 await load.send(sweep.session.warm_up(maker, level, limit_s=limit_s, quick=False))
                 for _ in range(request.readings):
                     rows = await load.send(sweep.run_level(level), self._count)
@@ -283,9 +283,9 @@ class EngineBench:
                         self._read(config, rows, limited=recording.samples[-1].client_limited)
                     )
         except ConfigFailed as error:
-            start_s = made.start_s or time.monotonic() - began
-            made = replace(made, start_s=start_s, failure=error.failure)
-        return replace(made, readings=tuple(taken))
+            start_s = start.start_s or time.monotonic() - began
+            start = replace(start, start_s=start_s, failure=error.failure)
+        return replace(start, readings=tuple(taken))
 
     def _read(self, config: KnobConfig, rows: Sequence[Request], *, limited: bool) -> TuneReading:
         reading = reading_of(rows, self.aim, limited=limited, slo=self._slo)
@@ -343,7 +343,7 @@ class EngineBench:
     def _hang_s(self) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
         read_s = self.aim.input_tokens * self.aim.concurrency / FIRST_TOK_S
-        return max(self.patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
+        return max(self.timeouts.hang_s, SLOWER * self._first_s if self._first_s else read_s)
 
     def _preset(self, config: KnobConfig) -> Preset:
         """Knobs that contradict each other are a start that fails."""
@@ -357,8 +357,8 @@ class EngineBench:
     async def _sheet(
         self, guard: QualityGuard, config: KnobConfig, on_progress: OnProgress
     ) -> Sheet:
-        if (known := guard.known(config)) is not None:
-            return known
+        if (sheet := guard.known(config)) is not None:
+            return sheet
         on_progress(BenchProgress(config, "starting"))
         async with self.servers.open(self._preset(config)) as served:
             return await guard.answers(served, config, on_progress)

@@ -84,22 +84,22 @@ class Surrogate:
             for name, knob in self._knobs.items()
         }
         self._columns: dict[KnobConfig, list[float]] = {}
-        self._seen: list[tuple[KnobConfig, int]] = []
+        self._observed: list[tuple[KnobConfig, int]] = []
         self._first: dict[KnobConfig, int] = {}  # the place of its first start in what was seen
         self._rows: list[list[float]] = []  # of the Cholesky factor
         self._rest: list[float] = []  # what was measured less the prior, through that factor
         self._weights: list[float] = []
 
-    def took(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
+    def learn(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
         """One start's mean, with the variance it has as a measure of its configuration."""
-        rounds = (_COMMON**2 * (there == round_) for _, there in self._seen)
+        rounds = (_COMMON**2 * (other_round == round_) for _, other_round in self._observed)
         row = self._forward(list(map(add, self._column(config), rounds)))
-        own = self._kernel(config, config) + _COMMON**2 + variance
-        pivot = math.sqrt(max(own - sum(map(mul, row, row)), 1e-9))
+        own_variance = self._kernel(config, config) + _COMMON**2 + variance
+        pivot = math.sqrt(max(own_variance - sum(map(mul, row, row)), 1e-9))
         self._rest.append((score - self.prior(config) - sum(map(mul, row, self._rest))) / pivot)
         self._rows.append([*row, pivot])
-        self._first.setdefault(config, len(self._seen))
-        self._seen.append((config, round_))
+        self._first.setdefault(config, len(self._observed))
+        self._observed.append((config, round_))
         self._weights = self._backward()
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
@@ -121,21 +121,21 @@ class Surrogate:
 
     def prior(self, config: KnobConfig) -> float:
         if config not in self._prior:
-            found = self._foreseen(config)
+            score = self._foreseen(config)
             if (
-                found is None
+                score is None
             ):  # of the whole: what it says of each change by itself, from the baseline
-                found = self._level
+                score = self._level
                 for change in config.changes_from(self._baseline):
                     alone = self._foreseen(self._baseline.turned({change.knob: change.after}))
-                    found += alone - self._level if alone is not None else 0.0
-            self._prior[config] = found
+                    score += alone - self._level if alone is not None else 0.0
+            self._prior[config] = score
         return self._prior[config]
 
     def _foreseen(self, config: KnobConfig) -> float | None:
-        found = self._space.predict(config)
-        if found is not None and found > 0:
-            return math.log(found)
+        speed = self._space.predict(config)
+        if speed is not None and speed > 0:
+            return math.log(speed)
         return None
 
     def _reach_of(self, knob: Knob, value: Value) -> float:
@@ -157,10 +157,10 @@ class Surrogate:
     def _column(self, config: KnobConfig) -> list[float]:
         """Return the kernel of it with each start that was seen."""
         column = self._columns.setdefault(config, [])
-        for place in range(len(column), len(self._seen)):
-            other = self._seen[place][0]
-            first = self._first[other]
-            column.append(column[first] if first < place else self._kernel(config, other))
+        for place in range(len(column), len(self._observed)):
+            measured = self._observed[place][0]
+            first = self._first[measured]
+            column.append(column[first] if first < place else self._kernel(config, measured))
         return column
 
     def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
@@ -169,14 +169,14 @@ class Surrogate:
         mine = a.as_dict
         theirs = b.as_dict
         for name, knob in self._knobs.items():
-            one = mine[name]
-            other = theirs[name]
-            reach = self._reach[name].get(one, _OFF) * self._reach[name].get(other, _OFF)
-            if reach and one == other:
+            value_a = mine[name]
+            value_b = theirs[name]
+            reach = self._reach[name].get(value_a, _OFF) * self._reach[name].get(value_b, _OFF)
+            if reach and value_a == value_b:
                 total += reach
             elif reach and knob.ordered:
                 places = self._places[name]
-                apart = abs(places.get(one, 0) - places.get(other, 0))
+                apart = abs(places.get(value_a, 0) - places.get(value_b, 0))
                 total += reach * (_ALIKE * math.exp(-apart / _NEAR))
         for first, second in self._pairs:
             same = mine[first] == theirs[first] and mine[second] == theirs[second]
@@ -185,10 +185,10 @@ class Surrogate:
         return total + _OWN**2 * alike
 
     def _forward(self, column: list[float]) -> list[float]:
-        found: list[float] = []
+        solution: list[float] = []
         for value, row in zip(column, self._rows, strict=True):
-            found.append((value - sum(map(mul, row, found))) / row[-1])
-        return found
+            solution.append((value - sum(map(mul, row, solution))) / row[-1])
+        return solution
 
     def _backward(self) -> list[float]:
         rest = list(self._rest)
@@ -216,7 +216,7 @@ class FailureSuspects:
         self._ran: set[Suspect] = set()
         self._failed: dict[KnobConfig, None] = {}  # in order
         self._explained: Counter[Suspect] = Counter()
-        self._known: dict[KnobConfig, frozenset[Suspect]] = {}
+        self._suspects_of_configs: dict[KnobConfig, frozenset[Suspect]] = {}
 
     def ran(self, config: KnobConfig) -> None:
         self._ran |= self._suspects(config)
@@ -240,11 +240,11 @@ class FailureSuspects:
         return float((1 - worst) ** 2)
 
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
-        if config not in self._known:
-            self._known[config] = frozenset(
+        if config not in self._suspects_of_configs:
+            self._suspects_of_configs[config] = frozenset(
                 [*((value,) for value in config.values), *combinations(config.values, 2)]
             )
-        return self._known[config]
+        return self._suspects_of_configs[config]
 
 
 class Measurements:
@@ -261,14 +261,14 @@ class Measurements:
             tuple[Value, ...], float
         ] = {}  # bytes that were spared by what ran out of them
 
-    def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
+    def add_round(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""
         self.rounds += 1
         for start in round_.starts:
             self._starts.setdefault(start.config, []).append(start)
             if start.failure is not None:
                 if start.config != spared:
-                    self.failed(start.config, start.failure)
+                    self.add_failure(start.config, start.failure)
             elif logs := speeds(start.readings):
                 self.suspects.ran(start.config)
                 self.noise.add_start(logs)
@@ -277,28 +277,32 @@ class Measurements:
                     1 + (_TOO_LATE * (late > 0)) ** 2
                 )
                 score = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
-                self.surrogate.took(start.config, self.rounds, score, variance)
+                self.surrogate.learn(start.config, self.rounds, score, variance)
 
-    def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
+    def add_failure(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         self._failed.add(config)
         # The planner may be off by some memory, but of two configurations it knows which leaves
         # more.
         if failure.is_of_memory:
-            left = self.space.spare_bytes(config)
+            spare = self.space.spare_bytes(config)
         else:
-            left = None
-        if left is None:
+            spare = None
+        if spare is None:
             self.suspects.failed(config)
         else:
             ground = _ground(config)
-            self._too_little[ground] = max(left, self._too_little.get(ground, left))
+            self._too_little[ground] = max(spare, self._too_little.get(ground, spare))
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
-        known = [logs for start in self.starts(config) if (logs := speeds(start.readings))]
+        logs_of_starts = [
+            logs for start in self.starts(config) if (logs := speeds(start.readings))
+        ]
         self.noise.add_means(
-            [fmean(self.noise.clipped(one)) for one in known], list(map(len, known)), sides=1
+            [fmean(self.noise.clipped(logs)) for logs in logs_of_starts],
+            list(map(len, logs_of_starts)),
+            sides=1,
         )
 
     def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
@@ -327,10 +331,12 @@ class Measurements:
         """
         if self.space.refusal(config) is not None:
             return True
-        if (most := self._too_little.get(_ground(config))) is None or self.counted_starts(config):
+        if (too_little := self._too_little.get(_ground(config))) is None or self.counted_starts(
+            config
+        ):
             return False
-        left = self.space.spare_bytes(config)
-        return left is not None and left <= most
+        spare = self.space.spare_bytes(config)
+        return spare is not None and spare <= too_little
 
     def deaths(self, knob: str, value: Value) -> int:
         """Return how many configurations with this value failed for another reason than memory."""
@@ -362,9 +368,13 @@ def speeds(readings: Iterable[TuneReading]) -> list[float]:
 
 def paired(a: Sequence[TuneReading], b: Sequence[TuneReading]) -> list[tuple[float, float]]:
     """Return the logarithms of the nth of both, where both count."""
-    both = [(one, other) for one, other in zip(a, b, strict=False) if one.counts and other.counts]
+    both = [
+        (first, second)
+        for first, second in zip(a, b, strict=False)
+        if first.counts and second.counts
+    ]
     return list(
-        zip(speeds(one for one, _ in both), speeds(other for _, other in both), strict=True)
+        zip(speeds(first for first, _ in both), speeds(second for _, second in both), strict=True)
     )
 
 
@@ -386,5 +396,5 @@ def typical(starts: Sequence[ServerStart], name: str) -> float | None:
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return median(numbers) if numbers else None

@@ -77,7 +77,7 @@ class Predictor:
         self._refusals: dict[KnobConfig, str | None] = {}
         self._spare: dict[KnobConfig, float | None] = {}
         self._odd = {wrong.message for wrong in contradictions(base)}  # the base's own affair
-        self._known = tuple(
+        self._predicted_knobs = tuple(
             sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS))
         )
 
@@ -87,11 +87,11 @@ class Predictor:
         return self._refusals[config]
 
     def predict(self, config: KnobConfig) -> float | None:
-        if (found := self.outcome(config)) is None:
+        if (outcome := self.outcome(config)) is None:
             return None
         if self.aim.metric == "task_tok_s":
-            return found.task_tok_s
-        return found.effective_tok_s
+            return outcome.task_tok_s
+        return outcome.effective_tok_s
 
     def start_s(self, config: KnobConfig) -> float:
         engine = self.base.engine
@@ -105,10 +105,10 @@ class Predictor:
         return seconds + weights_bytes(setup.model, setup.quant, with_draft=drafts) / _READ_BYTES_S
 
     def reading_s(self, config: KnobConfig) -> float:
-        found = self.outcome(config)
-        if found is None or found.effective_tok_s <= 0:
+        outcome = self.outcome(config)
+        if outcome is None or outcome.effective_tok_s <= 0:
             return READING_S
-        per_s = found.effective_tok_s / self.aim.output_tokens
+        per_s = outcome.effective_tok_s / self.aim.output_tokens
         return tasks_for(self.aim.concurrency, [per_s]) / per_s
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
@@ -124,7 +124,7 @@ class Predictor:
         ttft_ms = 1000 * outcome.ttft_s
         tpot_ms = 1000 * outcome.tpot_s
         tasks = tasks_for(self.aim.concurrency, [per_s])
-        seen = {
+        times_ms = {
             "ttft": ttft_ms,
             "tpot": tpot_ms,
             "total": ttft_ms + tpot_ms * self.aim.output_tokens,
@@ -133,7 +133,7 @@ class Predictor:
             limits = SloLimits.parse(self.aim.slo).limits
         else:
             limits = ()
-        over = max((seen[limit.name] / limit.ms for limit in limits), default=0.0)
+        over = max((times_ms[limit.name] / limit.ms for limit in limits), default=0.0)
         return TuneReading(
             self.predict(config),
             speed,
@@ -173,7 +173,7 @@ class Predictor:
 
     def outcome(self, config: KnobConfig) -> PredictedOutcome | None:
         """Of the goal's load; None: it has nothing to say."""
-        key = tuple(config.get(name) for name in self._known)
+        key = tuple(config.get(name) for name in self._predicted_knobs)
         if key in self._outcomes:
             return self._outcomes[key]
         outcome = None
@@ -182,18 +182,18 @@ class Predictor:
             if setup.spec is not None and setup.spec.method == "ngram":
                 # Drafts from the text are worth what the text is.
                 setup = replace(setup, spec=None)
-            found = prospect(
+            speed_model = prospect(
                 setup,
                 rig,
                 self._basis.constants,
                 context=self._need_tokens,
                 tuning=self._basis.tuning,
             )
-            if found.pool_tokens > 0:
+            if speed_model.pool_tokens > 0:
                 load = PlannedLoad(
                     self.aim.concurrency, self.aim.input_tokens, self.aim.output_tokens
                 )
-                outcome = found.outcome(load)
+                outcome = speed_model.outcome(load)
         self._outcomes[key] = outcome
         return outcome
 
@@ -220,13 +220,13 @@ class Predictor:
             for contradiction in contradictions(preset)
             if contradiction.message not in self._odd
         )
-        told = next(odd, None)
+        message = next(odd, None)
         setup = self.setup(config)
         rig = self.rig
-        if told is not None or setup is None or rig is None:
-            return told
-        if (found := refusal(setup, rig)) is not None:
-            return found.sentence
+        if message is not None or setup is None or rig is None:
+            return message
+        if (finding := refusal(setup, rig)) is not None:
+            return finding.sentence
         fit = self.fit(config)
         card = sizing_card(rig, setup.layout)
         if fit is not None and fit.over_bytes > _SLACK * usable_bytes(card):
@@ -251,11 +251,11 @@ def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) 
     Three for each agent, doubled until the fastest is busy for `least_s`; no more than the slowest
     does in time, down to one for each agent."""
     choices = (max(LEAST, LEAST_EACH * concurrency), 2 * concurrency, concurrency)
-    known = [rate for rate in rates if rate > 0]
-    if not known:
+    positive_rates = [rate for rate in rates if rate > 0]
+    if not positive_rates:
         return choices[0]
-    slowest = min(known)
-    fastest = max(known)
+    slowest = min(positive_rates)
+    fastest = max(positive_rates)
     count = next((choice for choice in choices if choice / slowest <= TOO_LONG_S), concurrency)
     for _ in range(MOST_DOUBLINGS):
         if count / fastest >= least_s or 2 * count / slowest > TOO_LONG_S:

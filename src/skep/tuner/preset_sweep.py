@@ -139,8 +139,8 @@ class PresetSweeps:
     def _serve(self, preset: Preset) -> Serve:
         if self.simulate:
             gpu = () if self.rig is None else (self.rig,)
-            model, told = simulated_serve(ServeRequest(preset.name, gpu=gpu), self.paths)
-            return Serve(model=model, **told)
+            model, options = simulated_serve(ServeRequest(preset.name, gpu=gpu), self.paths)
+            return Serve(model=model, **options)
         serve = serve_of(preset)
         check_cards(preset, serve)
         return serve

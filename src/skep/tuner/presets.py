@@ -100,10 +100,10 @@ def baseline_of(
 
     `planned`: it begins with the first layout of `skep plan`, of this engine or one of the others,
     instead of where it is safe."""
-    known = box.model or find_geometry(model)
+    geometry = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
-        return prepared(_of_cpu(model, known, aim, engine, checkpoint or model), aim, box)
-    if known is None:
+        return prepared(_of_cpu(model, geometry, aim, engine, checkpoint or model), aim, box)
+    if geometry is None:
         hint = "describe how it starts with `skep presets new NAME`, and tune that preset"
         raise UserError(
             f"`{model}` is not in the catalogue, so skep knows no safe start for it", hint=hint
@@ -111,28 +111,28 @@ def baseline_of(
     assert box.rig is not None
     rig, _ = arranged(box.rig)
     if planned:
-        plans = _planned(known, rig, aim, (engine, *others), quant, basis_of)
+        plans = _planned(geometry, rig, aim, (engine, *others), quant, basis_of)
     else:
-        plans = _plain_plans(known, rig, aim, engine, quant)
+        plans = _plain_plans(geometry, rig, aim, engine, quant)
     if checkpoint is None and not simulated and (checkpoint := plans[0].checkpoint) is None:
         hint = f"name it: skep tune {model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         raise UserError(f"which checkpoint of `{model}` should be tuned?", hint=hint)
-    found = [_of_setup(plan.setup, rig, model, checkpoint) for plan in plans]
-    chosen = next((preset for preset in found if not contradictions(preset)), found[0])
+    presets = [_of_setup(plan.setup, rig, model, checkpoint) for plan in plans]
+    chosen = next((preset for preset in presets if not contradictions(preset)), presets[0])
     if not simulated:  # the engine finds it in the checkpoint
         chosen = replace(chosen, options=replace(chosen.options, quant=None))
     return prepared(chosen, aim, box)
 
 
 def _of_cpu(
-    model: str, known: Geometry | None, aim: TuneGoal, engine: str, weights: str
+    model: str, geometry: Geometry | None, aim: TuneGoal, engine: str, weights: str
 ) -> Preset:
     alone = engine in LLAMA
     return Preset(
         name=_plain(model),
         title=f"{model} on this machine's CPU, with plain settings",
         engine=engine,
-        model=_called(known, weights),
+        model=_called(geometry, weights),
         checkpoint=weights,
         served_as=model,
         hardware=NO_CARDS,
@@ -142,27 +142,31 @@ def _of_cpu(
     )
 
 
-def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None) -> int:
+def needed_context(
+    aim: TuneGoal, model: Geometry | None, preset_context: int | None = None
+) -> int:
     """Of one slot: a task with what a chat template adds, what was asked for, and the preset's own
     or the usual.
     """
     task = aim.input_tokens + aim.output_tokens
-    most, name = (model.max_context, model.id) if model is not None else (None, "")
-    if most is not None and task > most:
+    max_context, name = (model.max_context, model.id) if model is not None else (None, "")
+    if max_context is not None and task > max_context:
         hint = "lower --prompt-tokens or --output-tokens"
         raise UserError(
-            f"a task of {task} tokens is beyond the {most} that {name} was made for", hint=hint
+            f"a task of {task} tokens is beyond the {max_context} that {name} was made for",
+            hint=hint,
         )
-    if most is not None and (aim.min_context or 0) > most:
-        hint = f"use --min-context {most} at most"
+    if max_context is not None and (aim.min_context or 0) > max_context:
+        hint = f"use --min-context {max_context} at most"
         raise UserError(
-            f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint
+            f"--min-context {aim.min_context} is beyond the {max_context} tokens of {name}",
+            hint=hint,
         )
     need = ceil((task + _TEMPLATE) / 256) * 256
     return max(
-        min(need, most or need),
+        min(need, max_context or need),
         aim.min_context or 0,
-        own or min(USUAL_CONTEXT, most or USUAL_CONTEXT),
+        preset_context or min(USUAL_CONTEXT, max_context or USUAL_CONTEXT),
     )
 
 
@@ -282,10 +286,10 @@ def _in_catalogue(card: Device) -> str:
     return card.id
 
 
-def _called(known: Geometry | None, checkpoint: str) -> str:
+def _called(geometry: Geometry | None, checkpoint: str) -> str:
     """A preset's model is of the catalogue, or called as its checkpoint is."""
-    if known is not None and find_geometry(known.id) is not None:
-        return known.id
+    if geometry is not None and find_geometry(geometry.id) is not None:
+        return geometry.id
     return own_name(checkpoint)
 
 
@@ -334,16 +338,16 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, name: str) -> Preset:
 
 
 def write_preset(
-    found: TuningRecord, name: str, paths: Paths, *, overwrite: bool = False
+    record: TuningRecord, name: str, paths: Paths, *, overwrite: bool = False
 ) -> tuple[Path, TuneStage]:
     """The best, into the user's folder, where `skep up NAME` finds it.
 
     What could not be read back is not written.
     """
     folder = presets_folder(paths)
-    tuning = found.tuning
+    tuning = record.tuning
     path = folder / f"{check_name(name)}.toml"
-    if (best := best_of(found.stages)) is None:
+    if (best := best_of(record.stages)) is None:
         hint = f"`skep tune show {tuning.id}` says why"
         raise UserError(
             f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint
@@ -361,17 +365,17 @@ def write_preset(
     return path, best
 
 
-def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | None:
+def save_best(tunings: TuningStore, record: TuningRecord, paths: Paths) -> str | None:
     """Return the best's name as a preset, which is written; None: nothing was better, or it is
     simulated.
     """
-    if found.tuning.simulated or not accepted(found.stages):
+    if record.tuning.simulated or not accepted(record.stages):
         return None
-    name = preset_name(found.tuning)
+    name = preset_name(record.tuning)
     # The id is in its name: it is of this tuning.
-    _, best = write_preset(found, name, paths, overwrite=True)
-    if name not in found.presets:
-        tunings.append_preset(found.id, name, time.time(), stage=best.number)
+    _, best = write_preset(record, name, paths, overwrite=True)
+    if name not in record.presets:
+        tunings.append_preset(record.id, name, time.time(), stage=best.number)
     return name
 
 

@@ -72,15 +72,16 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
         for item, outcome in before.outcomes.items()
         if item in both
     }
-    found = paired_difference(pairs)
-    claim = claim_of(found, delta)
+    difference = paired_difference(pairs)
+    claim = claim_of(difference, delta)
     if claim is Claim.HOLDS:
         words = f"not worse by more than {points(delta)}"
     elif claim is Claim.LOST:
-        words = f"worse by at least {points(-found.high)}"
+        words = f"worse by at least {points(-difference.high)}"
     else:
-        words = f"with {found.items} items a loss of up to {points(-found.low)} cannot be excluded"
-    ok = claim is Claim.HOLDS or (claim is not Claim.LOST and found.difference >= -delta)
+        loss = f"a loss of up to {points(-difference.low)}"
+        words = f"with {difference.items} items {loss} cannot be excluded"
+    ok = claim is Claim.HOLDS or (claim is not Claim.LOST and difference.difference >= -delta)
     return JudgeResult(ok=ok, words=f"{score}: {words}", seconds=0.0)
 
 
@@ -149,7 +150,7 @@ class QualityGuard:
         ]
         ended = itertools.count(1)
 
-        def took(_row: Request) -> None:
+        def on_row(_row: Request) -> None:
             on_progress(BenchProgress(config, "judging", next(ended), len(items)))
 
         async with Recording(self.store, endpoint, self.host, identity) as recording:
@@ -159,7 +160,7 @@ class QualityGuard:
             )
             try:
                 until_s = driver.sender.now() + self.plan.most_s
-                rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)
+                rows, _ = await driver.run_tasks(width, 0, tasks, width, on_row, until_s=until_s)
             finally:
                 await driver.close()
             recording.check()

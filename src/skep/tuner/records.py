@@ -110,10 +110,10 @@ class ConfigFailure(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.evidence and self.evidence not in self.cause:
-            said = f" ({self.evidence})"
+            evidence = f" ({self.evidence})"
         else:
-            said = ""
-        return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
+            evidence = ""
+        return f"{self.cause}{evidence}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 OUT_OF_MEMORY = "out-of-memory"
@@ -318,7 +318,7 @@ BenchResult = MeasurementRound | JudgeResult
 
 class BenchProgress(msgspec.Struct, frozen=True):
     config: KnobConfig
-    what: str  # "starting" | "warming up" | "measuring" | "stopping" | "judging"
+    activity: str  # "starting" | "warming up" | "measuring" | "stopping" | "judging"
     reading: int = 0  # of this configuration, from 1
     readings: int = 0
     tok_s: float | None = None

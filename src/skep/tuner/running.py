@@ -44,14 +44,14 @@ class TuningJournal:
     """
 
     def __init__(self, tunings: TuningStore, name: str, clock: Clock) -> None:
-        found = tunings.find(name)
+        record = tunings.find(name)
         self._tunings = tunings
-        self.tuning = found.tuning
+        self.tuning = record.tuning
         self._clock = clock
-        self._session = tunings.begin_session(found.id, clock())
+        self._session = tunings.begin_session(record.id, clock())
         self._ended = False
-        self.stages = tunings.stages(found.id)  # those stored; they only grow
-        self.past = tunings.answers(found.id)  # what earlier sessions asked for, and got
+        self.stages = tunings.stages(record.id)  # those stored; they only grow
+        self.past = tunings.answers(record.id)  # what earlier sessions asked for, and got
 
     def __enter__(self) -> Self:
         return self
@@ -92,10 +92,10 @@ class TuningJournal:
         for stored, answer in self.past:
             if search.request != stored:
                 raise self._differs(f"`{stored.words}` is not what would be asked for now")
-            search.took(answer)
-        for step, made in zip(self.stages, search.stages, strict=False):
+            search.tell(answer)
+        for step, decided in zip(self.stages, search.stages, strict=False):
             if (
-                msgspec.structs.replace(step, why=made.why) != made
+                msgspec.structs.replace(step, why=decided.why) != decided
             ):  # the words may be those of another version
                 raise self._differs(
                     f"step {step.number}, `{step.title}`, would be decided otherwise now"
@@ -118,7 +118,7 @@ class TuningJournal:
                     answer = await bench.judge(request, on_event)
                 else:
                     answer = await bench.measure(request, on_event)
-                search.took(answer)
+                search.tell(answer)
                 fresh = search.stages[len(self.stages) :]
                 self._tunings.append(self.tuning.id, fresh, self._clock(), (request, answer))
                 self.stages += fresh
@@ -134,11 +134,11 @@ class TuningJournal:
         )
         self._ended = True
 
-    def _differs(self, what: str) -> UserError:
+    def _differs(self, difference: str) -> UserError:
         tuning = self.tuning
         hint = "start a new one; `skep tune show` and `skep tune export` still know this one"
         why = f"was started by skep {tuning.skep_version} and cannot go on"
-        return UserError(f"tuning `{tuning.id}` {why}: {what}", hint=hint)
+        return UserError(f"tuning `{tuning.id}` {why}: {difference}", hint=hint)
 
 
 class Service(msgspec.Struct, frozen=True):

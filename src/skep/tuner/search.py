@@ -1,14 +1,15 @@
 """The search: which change to try next, how often to measure it, when to accept it, and when to
 stop.
 
-Carry out `request`, give its answer to `took()`, until there is none. Without clock, chance and
+Carry out `request`, give its answer to `tell()`, until there is none. Without clock, chance and
 I/O: the same answers lead to the same requests, which is how a stored search is taken up again.
 
     baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept
     or not ...
 
 Readings that made a change look promising do not count when it is decided about: of many that
-bring nothing, the luckiest always looks good."""
+bring nothing, the luckiest always looks good.
+"""
 
 from __future__ import annotations
 
@@ -69,32 +70,42 @@ class ConfigTrial:
         """Its own share of the limits, and the incumbent's."""
         return over_limit(self.starts), over_limit(self.beside)
 
-    def took(self, first: ServerStart, second: ServerStart, seconds: float) -> None:
-        """One round; `first` is the incumbent's start."""
-        self.starts.append(second)
-        self.beside.append(first)
+    def add_round(
+        self, incumbent_start: ServerStart, own_start: ServerStart, seconds: float
+    ) -> None:
+        """Take one round of both sides in, and decide what it shows."""
+        self.starts.append(own_start)
+        self.beside.append(incumbent_start)
         self.seconds += seconds
-        if second.failure is not None:
+        if own_start.failure is not None:
             return
-        self.speeds.feed(paired(first.readings, second.readings))
-        here, there = self.over_limits
-        self.late, enough = max(here, there) > 1, len(self.starts) >= STARTS
-        self.verdict = self.speeds.verdict
-        if (
-            self.late
-        ):  # within beats beyond; of two that are beyond the nearer one wins where it is clear
-            nearer = here <= 1 or here * _FAR < there
-            farther = there <= 1 or there * _FAR < here
-            if nearer:
-                self.verdict = SequentialVerdict.BETTER
-            else:
-                self.verdict = SequentialVerdict.SAME
-            if farther:
-                self.verdict = SequentialVerdict.WORSE
-            if not enough and not (farther and here > _FAR):
-                self.verdict = SequentialVerdict.OPEN
-        if self.verdict is SequentialVerdict.OPEN and not self.speeds.pairs and enough:
+        self.speeds.feed(paired(incumbent_start.readings, own_start.readings))
+        has_enough_starts = len(self.starts) >= STARTS
+        self.late = max(self.over_limits) > 1
+        if self.late:
+            self.verdict = self._verdict_of_limits(has_enough_starts=has_enough_starts)
+        else:
+            self.verdict = self.speeds.verdict
+        nothing_to_read = self.verdict is SequentialVerdict.OPEN and not self.speeds.pairs
+        if nothing_to_read and has_enough_starts:
             self.verdict = SequentialVerdict.SAME
+
+    def _verdict_of_limits(self, *, has_enough_starts: bool) -> SequentialVerdict:
+        """Return what the limits decide where at least one side is beyond them.
+
+        Within beats beyond. Of two that are beyond, the nearer one wins where that is clear.
+        """
+        own_share, rival_share = self.over_limits
+        is_nearer = own_share <= 1 or own_share * _FAR < rival_share
+        is_farther = rival_share <= 1 or rival_share * _FAR < own_share
+        is_clearly_beyond = is_farther and own_share > _FAR
+        if not has_enough_starts and not is_clearly_beyond:
+            return SequentialVerdict.OPEN
+        if is_farther:
+            return SequentialVerdict.WORSE
+        if is_nearer:
+            return SequentialVerdict.BETTER
+        return SequentialVerdict.SAME
 
 
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back
@@ -108,6 +119,11 @@ _TURNED_DOWN = {
 
 
 class KnobSearch:
+    """Which configuration to measure next and what to make of it, until nothing promises more.
+
+    Every decision is a stage; a stage that is noted is never changed.
+    """
+
     def __init__(
         self, space: Predictor, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float
     ) -> None:
@@ -119,8 +135,8 @@ class KnobSearch:
         self.ended: str | None = None  # why
         self._space = space
         self.time_budget = TimeBudget(space, baseline, budget_s)
-        self._book = Measurements(space, baseline)
-        self.chooser = Chooser(self._book, self.time_budget)
+        self._measurements = Measurements(space, baseline)
+        self.chooser = Chooser(self._measurements, self.time_budget)
         self._trial: ConfigTrial | None = None
         self._judging = False
         self._altering = {knob.name for knob in space.knobs if knob.alters_answers}
@@ -128,114 +144,134 @@ class KnobSearch:
         self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)
         self._before: list[KnobConfig] = []  # what was best before
         self._alarms: dict[KnobConfig, int] = {}
-        self._looks: dict[
-            KnobConfig, ConfigTrial
-        ] = {}  # first looks that nothing was decided about yet
+        # first looks that nothing was decided about yet
+        self._looks: dict[KnobConfig, ConfigTrial] = {}
         self.request = self._next()  # None: the search is over
 
     # What is asked and answered
 
-    def took(self, answer: BenchResult) -> None:
-        """The answer to `request`.
+    def tell(self, answer: BenchResult) -> None:
+        """Take the answer to `request` in.
 
-        What it decides, and what is asked next, is known when this returns.
+        What it decides, and what is requested next, is known when this returns.
         """
         request = self.request
         self.time_budget.spent_s += answer.seconds
         if isinstance(answer, JudgeResult):
-            self._took_judged(answer)
+            self._take_judged(answer)
         else:
             assert isinstance(request, MeasureRequest)
-            self._took_round(request, answer)
+            self._take_round(request, answer)
         self.request = self._next() if self.failure is None else None
         if self.request is None and self.time_budget.is_tight:
             self._tell_looks()
 
     def _tell_looks(self) -> None:
-        """A search that ends early has looked at more than it could decide about."""
+        """Note the first looks that nothing was decided about: a search that ends early has more
+        of them than it could decide about.
+        """
         for trial in list(self._looks.values()):
             self._note(
                 trial, StageDecision.UNDECIDED, "looked at once; something else promised more"
             )
 
     def _next(self) -> BenchRequest | None:
-        if (
-            self._book.counted_starts(self.baseline) < self.time_budget.baseline_starts
-            and not self.stages
-        ):
-            words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
+        """Return what to ask the bench for; None: the search is over."""
+        starts = self._measurements.counted_starts(self.baseline)
+        if not self.stages and starts < self.time_budget.baseline_starts:
             return MeasureRequest(
-                (self.baseline,), self.time_budget.readings(self.baseline), "baseline", words
+                configs=(self.baseline,),
+                readings=self.time_budget.readings(self.baseline),
+                purpose="baseline",
+                words=f"the baseline, start {starts + 1}",
             )
+        if self._trial is not None and self._judging:
+            return self._judge(self._trial)
         if self._trial is not None:
-            if not self._judging:
-                return self._confirm(self._trial)
-            if not self.time_budget.can_afford(self._judging_s):
-                self._out_of_time(self._trial, "no time was left to judge its answers")
-                return None
-            # Not the step before: small losses would add up.
-            return JudgeRequest(self.baseline, self._trial.config)
-        if (chosen := self.chooser.choose(self.incumbent)) is None:
+            return self._confirm(self._trial)
+        chosen = self.chooser.choose(self.incumbent)
+        if chosen is None:
             self.ended = "; ".join(["no promising change is left", *self._never_started()])
             return None
         if isinstance(chosen, Move):
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
             self._trial.alone = len(self.chooser.measured_for(chosen.config, self.incumbent)) == 1
             return self._confirm(self._trial)
-        tight = self.time_budget.is_tight
-        beside = () if tight else (self.incumbent,)
-        chosen = chosen[:1] if tight else chosen
-        while chosen and not self._affords((*beside, *chosen), SCREENED):
-            chosen = chosen[:-1]
-        if not chosen:
+        return self._screen(chosen)
+
+    def _judge(self, trial: ConfigTrial) -> JudgeRequest | None:
+        if not self.time_budget.can_afford(self._judging_s):
+            self._out_of_time(trial, "no time was left to judge its answers")
+            return None
+        # Not the step before: small losses would add up.
+        return JudgeRequest(self.baseline, trial.config)
+
+    def _screen(self, configs: tuple[KnobConfig, ...]) -> MeasureRequest | None:
+        """Return a first look at as many of these as there is time for."""
+        if self.time_budget.is_tight:
+            beside: tuple[KnobConfig, ...] = ()
+            configs = configs[:1]
+        else:
+            beside = (self.incumbent,)
+        while configs and not self._affords((*beside, *configs), SCREENED):
+            configs = configs[:-1]
+        if not configs:
             self.ended = _SPENT
             return None
-        words = (
-            f"a first look at {'; '.join(changes_words(one, self.incumbent) for one in chosen)}"
+        changes = "; ".join(changes_words(config, self.incumbent) for config in configs)
+        return MeasureRequest(
+            configs=(*beside, *configs),
+            readings=SCREENED,
+            purpose="screen",
+            words=f"a first look at {changes}",
         )
-        return MeasureRequest((*beside, *chosen), SCREENED, "screen", words)
 
     def _never_started(self) -> list[str]:
         """Return for each knob which of its values were never up, and why the first of them was
         not.
         """
-        told = []
+        reasons = []
         for knob in self._space.knobs:
             values = [value for value in knob.values if not self._was_up(knob.name, value)]
-            if values and not knob.along:
-                reason = self._reason_against(self.incumbent.turned({knob.name: values[0]}))
+            if not values or knob.along:
+                continue
+            reason = self._reason_against(self.incumbent.turned({knob.name: values[0]}))
+            if reason is not None:
                 words = ", ".join(map(value_words, values))
-                told += (
-                    [f"{knob.name} {words} did not start: {reason}"] if reason is not None else []
-                )
-        return told
+                reasons.append(f"{knob.name} {words} did not start: {reason}")
+        return reasons
 
     def _was_up(self, knob: str, value: Value) -> bool:
         return any(
-            config.get(knob) == value and self._book.counted_starts(config)
-            for config in self._book.configs
+            config.get(knob) == value and self._measurements.counted_starts(config)
+            for config in self._measurements.configs
         )
 
     def _reason_against(self, config: KnobConfig) -> str | None:
-        """None: nothing is, it only promised too little."""
-        failed = next((failure for known, failure in self._book.failures if known == config), None)
-        if failed is not None:
-            reason: str | None = failed.cause
+        """Return why a configuration did not run; None: it only promised too little."""
+        failure = self._failure_of(config)
+        if failure is not None:
+            reason = failure.cause
+            is_short = failure.is_of_memory
         else:
-            reason = self._space.refusal(config)
-        if reason is None:
-            if self._book.is_narrow(config):
+            refusal = self._space.refusal(config)
+            if refusal is None and self._measurements.is_narrow(config):
                 return "another one left more memory free and ran out of it"
-            return None
-        spare = self._space.spare_bytes(config)
-        if failed is not None:
-            is_short = failed.is_of_memory
-        else:
+            if refusal is None:
+                return None
+            reason = refusal
+            spare = self._space.spare_bytes(config)
             is_short = spare is not None and spare < 0
         knobs = {knob.name for knob in self._space.knobs}
         if is_short and "memory_share" not in knobs:
             return f"{reason}; memory_share is not among the knobs"
         return reason
+
+    def _failure_of(self, config: KnobConfig) -> ConfigFailure | None:
+        for failed_config, failure in self._measurements.failures:
+            if failed_config == config:
+                return failure
+        return None
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
         if trial.alone:
@@ -260,34 +296,44 @@ class KnobSearch:
 
     # What answers make of it
 
-    def _took_round(self, request: MeasureRequest, answer: MeasurementRound) -> None:
+    def _take_round(self, request: MeasureRequest, answer: MeasurementRound) -> None:
         self.time_budget.learn(request.configs, request.readings, answer.seconds)
-        self._book.took(answer, spared=self.incumbent)
+        self._measurements.add_round(answer, spared=self.incumbent)
         if request.purpose == "baseline":
-            self._took_baseline(answer)
+            self._take_baseline(answer)
             return
-        earlier = [start for start in self._book.starts(self.incumbent) if start.figures][-STARTS:]
-        if self._trial is not None and self._trial.alone:
-            answer = replace(answer, starts=(earlier[len(self._trial.starts)], *answer.starts))
-        elif (
-            self.incumbent not in request.configs
-        ):  # a first look alone: beside the newest start of the best so far
-            answer = replace(answer, starts=(earlier[-1], *answer.starts))
-        first, *others = answer.starts
-        if first.failure is None and request.purpose == "confirm":
-            self._took_confirmation(answer)
+        answer = self._beside_incumbent(request, answer)
+        incumbent_start, *others = answer.starts
+        if incumbent_start.failure is None and request.purpose == "confirm":
+            self._take_confirmation(answer)
             return
         for start in others:
             if start.failure is not None:
                 self._fail(self._looked_at(start, answer), start.failure)
-        if first.failure is not None:
-            self._alarm(first)
+        if incumbent_start.failure is not None:
+            self._alarm(incumbent_start)
         else:
-            self._took_screening(answer)
+            self._take_screening(answer)
 
-    def _took_baseline(self, answer: MeasurementRound) -> None:
-        starts = self._book.starts(self.baseline)
-        trial = ConfigTrial(self.baseline, self.baseline, self._book.noise, self.chooser.grain)
+    def _beside_incumbent(
+        self, request: MeasureRequest, answer: MeasurementRound
+    ) -> MeasurementRound:
+        """Return the round with a start of the best so far in front, an earlier one where it was
+        not measured again.
+        """
+        starts = self._measurements.starts(self.incumbent)
+        earlier = [start for start in starts if start.figures][-STARTS:]
+        if self._trial is not None and self._trial.alone:
+            beside = earlier[len(self._trial.starts)]
+        elif self.incumbent not in request.configs:  # a first look alone: beside the newest start
+            beside = earlier[-1]
+        else:
+            return answer
+        return replace(answer, starts=(beside, *answer.starts))
+
+    def _take_baseline(self, answer: MeasurementRound) -> None:
+        starts = self._measurements.starts(self.baseline)
+        trial = self._new_trial(self.baseline, self.baseline, self.chooser.grain)
         trial.starts = list(starts)
         trial.seconds = self.time_budget.spent_s
         self.failure = answer.starts[0].failure
@@ -295,73 +341,71 @@ class KnobSearch:
             self.time_budget.settle()
         if self.failure is None and len(starts) < self.time_budget.baseline_starts:
             return
-        if self.failure is None and self._book.figure(starts) is None:
+        if self.failure is None and self._measurements.figure(starts) is None:
             why = "no reading counts: the client was the limit, or nothing was answered"
             self.failure = ConfigFailure("errors-under-load", why)
         if self.failure is not None:
             self.ended = "the baseline does not run"
             self._fail(trial, self.failure)
             return
-        self._book.settle(self.baseline)
-        self._note(
-            trial, StageDecision.BASELINE, f"{len(starts)} start{'s' if len(starts) > 1 else ''}"
-        )
+        self._measurements.settle(self.baseline)
+        plural = "s" if len(starts) > 1 else ""
+        self._note(trial, StageDecision.BASELINE, f"{len(starts)} start{plural}")
 
-    def _took_screening(self, answer: MeasurementRound) -> None:
-        grain = self.chooser.grain
+    def _take_screening(self, answer: MeasurementRound) -> None:
         for start in answer.starts[1:]:
             if start.failure is not None:
                 continue
             trial = self._looked_at(start, answer)
-            if not start.figures:  # up, but without a reading that counts: twice is enough
-                if len(self._book.starts(start.config)) >= STARTS:
-                    self._note(
-                        trial,
-                        StageDecision.SAME,
-                        speed_words(trial.starts, SequentialVerdict.SAME, None),
-                    )
-                    self.chooser.close(trial.changes, self.incumbent)
-                continue
-            self._looks[start.config] = trial
-            belief = self._book.surrogate.gain(start.config, self.incumbent)
-            seen_often = self._book.counted_starts(start.config) >= grain.screens
-            if belief.hope < grain.floor or (seen_often and not self.chooser.is_promising(belief)):
-                here, there = trial.over_limits
-                trial.late = here > max(1.0, there)
-                worse = trial.speeds.verdict is SequentialVerdict.WORSE
-                if worse:
-                    trial.verdict = SequentialVerdict.WORSE
-                else:
-                    trial.verdict = SequentialVerdict.SAME
-                self._turn_down(trial)
+            if start.figures:
+                self._sort_out(start, trial)
+            elif len(self._measurements.starts(start.config)) >= STARTS:
+                # Up, but without a reading that counts: twice is enough.
+                words = speed_words(trial.starts, SequentialVerdict.SAME, None)
+                self._note(trial, StageDecision.SAME, words)
+                self.chooser.close(trial.changes, self.incumbent)
+
+    def _sort_out(self, start: ServerStart, trial: ConfigTrial) -> None:
+        """Keep a first look in mind, or turn its configuration down."""
+        grain = self.chooser.grain
+        self._looks[start.config] = trial
+        belief = self._measurements.surrogate.gain(start.config, self.incumbent)
+        is_seen_often = self._measurements.counted_starts(start.config) >= grain.screens
+        is_hopeless = is_seen_often and not self.chooser.is_promising(belief)
+        if belief.hope >= grain.floor and not is_hopeless:
+            return
+        own_share, rival_share = trial.over_limits
+        trial.late = own_share > max(1.0, rival_share)
+        if trial.speeds.verdict is SequentialVerdict.WORSE:
+            trial.verdict = SequentialVerdict.WORSE
+        else:
+            trial.verdict = SequentialVerdict.SAME
+        self._turn_down(trial)
 
     def _looked_at(self, start: ServerStart, answer: MeasurementRound) -> ConfigTrial:
         """Return the trial of a first look: that is enough to say no, and never to say yes."""
         assert isinstance(self.request, MeasureRequest)
         trial = self._trial_of(start.config, replace(self.chooser.grain, rounds=2))
-        trial.took(answer.starts[0], start, answer.seconds / len(self.request.configs))
+        trial.add_round(answer.starts[0], start, answer.seconds / len(self.request.configs))
         return trial
 
-    def _took_confirmation(self, answer: MeasurementRound) -> None:
+    def _take_confirmation(self, answer: MeasurementRound) -> None:
         trial = self._trial
         assert trial is not None
         first, second = answer.starts
-        trial.took(first, second, answer.seconds)
+        trial.add_round(first, second, answer.seconds)
         if second.failure is not None:
             self._trial = None
             self._fail(trial, second.failure)
             return
         undecided = trial.verdict is SequentialVerdict.OPEN
-        if trial.alone and (
-            not self.chooser.is_large(trial.config, self.incumbent)
-            or (undecided and len(trial.starts) == STARTS)
-        ):
+        if trial.alone and self._needs_company(trial):
             self._trial = self._trial_of(trial.config, self.chooser.grain)  # again, side by side
             self._trial.seconds = trial.seconds
             return
         if undecided:
             return
-        self._book.noise.add_means(*trial.speeds.round_means, sides=2)
+        self._measurements.noise.add_means(*trial.speeds.round_means, sides=2)
         if trial.verdict is not SequentialVerdict.BETTER:
             self._turn_down(trial)
         elif {change.knob for change in trial.changes} & self._altering:
@@ -369,7 +413,15 @@ class KnobSearch:
         else:
             self._accept(trial)
 
-    def _took_judged(self, judged: JudgeResult) -> None:
+    def _needs_company(self, trial: ConfigTrial) -> bool:
+        """Return whether a trial by itself is to be repeated side by side: its gain is not that
+        large any more, or it stayed open.
+        """
+        if not self.chooser.is_large(trial.config, self.incumbent):
+            return True
+        return trial.verdict is SequentialVerdict.OPEN and len(trial.starts) == STARTS
+
+    def _take_judged(self, judged: JudgeResult) -> None:
         trial = self._trial
         self._judging = False
         assert trial is not None
@@ -377,59 +429,59 @@ class KnobSearch:
         self._judging_s = judged.seconds
         if judged.ok:
             self._accept(trial, judged.words)
+        elif judged.skipped:
+            self._reject(trial, StageDecision.UNDECIDED, judged.words)
         else:
-            self._reject(
-                trial,
-                StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE,
-                judged.words,
-            )
+            self._reject(trial, StageDecision.ANSWERS_WORSE, judged.words)
 
     def _accept(self, trial: ConfigTrial, words: str = "") -> None:
         self._trial = None
-        self._note(
-            trial, StageDecision.ACCEPTED, "; ".join(filter(None, (self._said(trial), words)))
-        )
+        reasons = filter(None, (self._reason(trial), words))
+        self._note(trial, StageDecision.ACCEPTED, "; ".join(reasons))
         self._before.append(self.incumbent)
         self.incumbent = trial.config
         self.chooser.moved(self.incumbent, trial.changes)
 
     def _turn_down(self, trial: ConfigTrial) -> None:
-        self._reject(
-            trial, StageDecision.OVER_LIMIT if trial.late else _TURNED_DOWN[trial.verdict]
-        )
+        if trial.late:
+            self._reject(trial, StageDecision.OVER_LIMIT)
+        else:
+            self._reject(trial, _TURNED_DOWN[trial.verdict])
 
     def _reject(self, trial: ConfigTrial, decision: StageDecision, words: str = "") -> None:
         self._trial = None
-        self._note(trial, decision, "; ".join(filter(None, (words, self._said(trial)))))
+        self._note(trial, decision, "; ".join(filter(None, (words, self._reason(trial)))))
         self.chooser.close(trial.changes, self.incumbent, same=decision is StageDecision.SAME)
 
-    def _said(self, trial: ConfigTrial) -> str:
+    def _reason(self, trial: ConfigTrial) -> str:
         if trial.late:
             return limit_words(*trial.over_limits, self.aim.slo)
         return speed_words(trial.starts, trial.verdict, trial.speeds.ratio)
 
     def _fail(self, trial: ConfigTrial, failure: ConfigFailure) -> None:
-        """Recorded, and not tried again."""
+        """Note a dead end, which is not tried again."""
         self._note(trial, StageDecision.FAILED, f"{failure.title}: {failure}", failure)
         self.chooser.close(trial.changes, self.incumbent, failed=True)
 
     def _alarm(self, start: ServerStart) -> None:
-        """The best so far died.
+        """Take in that the best so far died.
 
-        Once may be chance; after that it is a failure of that configuration.
+        Once may be chance; after that it is a failure of that configuration, and the search goes
+        back to the one before.
         """
         assert start.failure is not None
-        count = self._alarms[start.config] = self._alarms.get(start.config, 0) + 1
+        count = self._alarms.get(start.config, 0) + 1
+        self._alarms[start.config] = count
         if count < MOST_ALARMS:
             return
         self._trial = None
-        self._book.failed(start.config, start.failure)
+        self._measurements.add_failure(start.config, start.failure)
         if not self._before:
             self.failure = start.failure
             self.ended = "the baseline does not run reliably"
             return
         self.incumbent = self._before.pop()
-        trial = ConfigTrial(start.config, self.incumbent, self._book.noise, self.chooser.grain)
+        trial = self._new_trial(start.config, self.incumbent, self.chooser.grain)
         trial.starts.append(start)
         self._fail(trial, start.failure)
 
@@ -440,7 +492,7 @@ class KnobSearch:
         why: str,
         failure: ConfigFailure | None = None,
     ) -> None:
-        """One more stage of the ladder."""
+        """Add a stage to the ladder."""
         read = [start for start in trial.starts if start.figures]
         stage = TuneStage(
             number=len(self.stages),
@@ -448,14 +500,14 @@ class KnobSearch:
             config=trial.config,
             decision=decision,
             why=why,
-            figure=self._book.figure(trial.starts),
+            figure=self._measurements.figure(trial.starts),
             ratio=trial.speeds.ratio if failure is None else None,
             predicted=trial.predicted,
             ttft_ms=typical(read, "ttft_ms"),
             tpot_ms=typical(read, "tpot_ms"),
             over_limit=over_limit(read),
             starts=len(read),
-            readings=sum(len(one.figures) for one in read),
+            readings=sum(len(start.figures) for start in read),
             seconds=trial.seconds,
             failure=failure,
             runs=tuple(start.run_id for start in trial.starts if start.run_id is not None),
@@ -464,11 +516,13 @@ class KnobSearch:
         self._looks.pop(trial.config, None)
 
     def _trial_of(self, config: KnobConfig, grain: Grain) -> ConfigTrial:
-        trial = ConfigTrial(config, self.incumbent, self._book.noise, grain)
-        there = self._space.predict(config)
-        here = self._space.predict(self.incumbent)
-        if (
-            there and here and there != here
-        ):  # else the planner has nothing to say on what was turned
-            trial.predicted = there / here
+        trial = self._new_trial(config, self.incumbent, grain)
+        speed = self._space.predict(config)
+        best_speed = self._space.predict(self.incumbent)
+        # Equal: the planner has nothing to say on what was turned.
+        if speed and best_speed and speed != best_speed:
+            trial.predicted = speed / best_speed
         return trial
+
+    def _new_trial(self, config: KnobConfig, incumbent: KnobConfig, grain: Grain) -> ConfigTrial:
+        return ConfigTrial(config, incumbent, self._measurements.noise, grain)

@@ -2,14 +2,15 @@
 stored one, as it was.
 
 What a name stands for is as `skep up NAME` would choose, only that a search begins where it is
-safe, not where it is fastest. Everything that can be wrong is found here. Starts nothing."""
+safe, not where it is fastest. Everything that can be wrong is found here. Starts nothing.
+"""
 
 from __future__ import annotations
 
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.paths import Paths
 from skep.planner.published import DraftFailure, known_draft_failure
-from skep.planner.ranking import Basis, published_basis
+from skep.planner.ranking import Basis, BasisOf, published_basis
 from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.planner.step import published_constants
@@ -61,58 +62,48 @@ _HINT = "write it as --goal effective_tok_s@4: the metric and how many agents"
 def parse_goal(options: TuningOptions) -> TuneGoal:
     goal = f"--goal `{options.goal}`"
     task = options.input_tokens + options.output_tokens
-    if (found := _GOAL.fullmatch(options.goal)) is None:
+    match = _GOAL.fullmatch(options.goal)
+    if match is None:
         raise UserError(f"{goal} is not understood", hint=_HINT)
-    metric = found[1].casefold().replace("-", "_")
-    agents = int(found[2][:9])
-    near = did_you_mean(
-        get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}"
-    )
-    _refuse(
-        (
-            options.begin not in (PLAN, SAFE),
-            f"--from `{options.begin}` is unknown",
-            f"write {PLAN} or {SAFE}",
-        ),
-        (
-            options.quality not in (JUDGED, UNJUDGED),
-            f"--quality `{options.quality}` is unknown",
-            f"write {JUDGED} or {UNJUDGED}",
-        ),
-        (metric not in METRICS, f"{goal}: no metric is called `{found[1]}`", near),
-        (
-            not 1 <= agents <= MOST_AGENTS,
-            f"{goal}: {found[2]} agents cannot be measured",
-            f"1 to {MOST_AGENTS}",
-        ),
-        (
-            options.output_tokens < LEAST_OUTPUT,
+    metric = match[1].casefold().replace("-", "_")
+    agents = int(match[2][:9])
+    if options.begin not in (PLAN, SAFE):
+        raise UserError(f"--from `{options.begin}` is unknown", hint=f"write {PLAN} or {SAFE}")
+    if options.quality not in (JUDGED, UNJUDGED):
+        raise UserError(
+            f"--quality `{options.quality}` is unknown", hint=f"write {JUDGED} or {UNJUDGED}"
+        )
+    if metric not in METRICS:
+        alike = get_close_matches(metric, METRICS, n=1, cutoff=0.5)
+        hint = did_you_mean(alike, f"known: {', '.join(METRICS)}")
+        raise UserError(f"{goal}: no metric is called `{match[1]}`", hint=hint)
+    if not 1 <= agents <= MOST_AGENTS:
+        raise UserError(
+            f"{goal}: {match[2]} agents cannot be measured", hint=f"1 to {MOST_AGENTS}"
+        )
+    if options.output_tokens < LEAST_OUTPUT:
+        raise UserError(
             f"--output-tokens {options.output_tokens} is too short an answer",
-            f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token",
-        ),
-        (
-            options.min_context is not None and options.min_context < task,
+            hint=f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last "
+            "token",
+        )
+    if options.min_context is not None and options.min_context < task:
+        raise UserError(
             f"--min-context {options.min_context} is less than a task's {task} tokens",
-            "raise it, leave it out, or lower --prompt-tokens and --output-tokens",
-        ),
-    )
+            hint="raise it, leave it out, or lower --prompt-tokens and --output-tokens",
+        )
     if options.slo is not None:
         slo = str(SloLimits.parse(options.slo))
     else:
         slo = None
     return TuneGoal(
-        metric, agents, options.input_tokens, options.output_tokens, slo, options.min_context
+        metric=metric,
+        concurrency=agents,
+        input_tokens=options.input_tokens,
+        output_tokens=options.output_tokens,
+        slo=slo,
+        min_context=options.min_context,
     )
-
-
-def _refuse(*checks: tuple[object, str, str]) -> None:
-    """Raise UserError for the first that is wrong.
-
-    Each: whether it is wrong, the message, the hint.
-    """
-    for is_wrong, message, hint in checks:
-        if is_wrong:
-            raise UserError(message, hint=hint)
 
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
@@ -120,7 +111,6 @@ SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
 TRIAL_STARTS = 6
 TRIAL_READINGS = 4
 SURELY = 0.5  # of what a trial is expected to take: expectations err
-
 
 # where a search begins
 PLAN = "plan"
@@ -238,7 +228,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
 
 
 def _draft_failure(base: Preset, rig: Rig | None) -> DraftFailure | None:
-    """Return what is known to stop the model with draft tokens on these cards; nothing where the
+    """Return what is known to stop the model with draft tokens on these cards; None where the
     preset drafts.
     """
     if rig is None or base.options.draft is not None:
@@ -247,7 +237,9 @@ def _draft_failure(base: Preset, rig: Rig | None) -> DraftFailure | None:
 
 
 def prepare_again(tuning: Tuning) -> PreparedTuning:
-    """As it was begun: preset, knobs, baseline and what is predicted with are the stored ones."""
+    """Return the tuning as it was begun: preset, knobs, baseline and what is predicted with are
+    the stored ones.
+    """
     if tuning.skep_version != __version__:
         hint = "start a new one; `skep tune show` and `skep tune export` still know this one"
         why = f"was started by skep {tuning.skep_version}, which searches differently"
@@ -270,7 +262,9 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
 
 
 def _check(space: Predictor, tuning: Tuning) -> None:
-    if (refused := space.refusal(tuning.baseline)) is not None:
+    """Raise UserError for a baseline that cannot start, or a budget too short for one trial."""
+    refused = space.refusal(tuning.baseline)
+    if refused is not None:
         hint = "begin with `--from safe`, or with another preset"
         fit = space.fit(tuning.baseline)
         if fit is not None and fit.over_bytes > 0:
@@ -278,16 +272,13 @@ def _check(space: Predictor, tuning: Tuning) -> None:
         else:
             kind = UserError
         raise kind(f"the first configuration cannot start: {refused}", hint=hint)
-    need_s = TRIAL_STARTS * (
-        space.start_s(tuning.baseline) + TRIAL_READINGS * space.reading_s(tuning.baseline)
-    )
+    reading_s = space.reading_s(tuning.baseline)
+    need_s = TRIAL_STARTS * (space.start_s(tuning.baseline) + TRIAL_READINGS * reading_s)
     if tuning.budget_s < SURELY * need_s:
-        hint = (
-            "two starts of the baseline, and two of both sides, take about "
-            f"{format_seconds(need_s)}"
-        )
+        starts = "two starts of the baseline, and two of both sides"
         raise UserError(
-            f"--budget {format_seconds(tuning.budget_s)} is too short for one trial", hint=hint
+            f"--budget {format_seconds(tuning.budget_s)} is too short for one trial",
+            hint=f"{starts}, take about {format_seconds(need_s)}",
         )
 
 
@@ -299,119 +290,240 @@ _NEED_MEMORY = {*DRAFTS, "slots", "kv", "graphs", "batched_tokens", "layout"}
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
     """Return those of `--knobs`, all where it is not given, without those of `--skip`.
 
-    What needs memory takes the share of the cards along."""
+    What needs memory takes the share of the cards along.
+    """
     names = {knob.name for knob in knobs}
-    wanted, left_out = (
-        {word.strip() for word in (text or "").split(",")} - {""} for text in (only, skip)
-    )
-    if unknown := sorted((wanted | left_out) - names):
+    only_names = _knob_names(only)
+    left_out = _knob_names(skip)
+    unknown = sorted((only_names | left_out) - names)
+    if unknown:
         hint = f"this engine has {', '.join(knob.name for knob in knobs)}"
         raise UserError(f"`{unknown[0]}` is not a knob here", hint=hint)
-    kept = tuple(
-        knob for knob in knobs if (not wanted or knob.name in wanted) and knob.name not in left_out
-    )
-    if not kept:
+    searched = only_names or names
+    chosen = tuple(knob for knob in knobs if knob.name in searched and knob.name not in left_out)
+    if not chosen:
         raise UserError(
             "no knob is left to tune",
             hint=f"there are {', '.join(names)}" if names else "it has none",
         )
-    if wanted & _NEED_MEMORY and SHARE not in wanted | left_out:
-        kept += tuple(replace(knob, along=True) for knob in knobs if knob.name == SHARE)
-    return kept
+    if only_names & _NEED_MEMORY and SHARE not in only_names | left_out:
+        chosen += tuple(replace(knob, along=True) for knob in knobs if knob.name == SHARE)
+    return chosen
+
+
+def _knob_names(text: str | None) -> set[str]:
+    """Return the names of a list with commas."""
+    return {word.strip() for word in (text or "").split(",")} - {""}
 
 
 def find_tune_target(
     options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths
 ) -> TuneTarget:
-    """What a name stands for, on this machine or on a rig that is not here; with the first
-    configuration of it.
+    """Return what a name stands for, on this machine or on a rig that is not here, with its first
+    configuration.
     """
     preset = find_preset(options.name, presets_folder(paths))
-    simulate = options.simulate
     cards = parse_gpus(options.gpus)
-    serve_request = ServeRequest(
-        options.name, engine=options.engine, checkpoint=options.checkpoint, binary=options.binary
+    engine = _named_engine(options, preset)
+    runs_without_cards = engine == "embedded" or (
+        preset is not None and preset.hardware == NO_CARDS
     )
-    engine = options.engine if preset is None else preset.engine
-    if preset is None and not simulate and is_for_embedded(serve_request):
-        engine = "embedded"
-    without_cards = engine == "embedded" or (preset is not None and preset.hardware == NO_CARDS)
-    on_cards = simulate or (bool(host.gpus) and not without_cards)
-    _check_options(options, preset, on_cards=on_cards, here=bool(host.gpus))
+    on_cards = options.simulate or (bool(host.gpus) and not runs_without_cards)
+    _check_options(options, preset, on_cards=on_cards, has_gpus=bool(host.gpus))
+    if options.simulate:
+        return simulated_target(options, aim, preset, host, paths)
     if engine is None and not on_cards:
         raise unknown_name(options.name, paths)
-    if preset is not None and not simulate:
-        check_cards(preset)
+    local = LocalCards(host, cards, options.link, used=on_cards)
     if preset is not None:
-        model = None
+        return target_of_preset(options, aim, preset, local, paths)
+    return target_of_model(options, aim, engine, local, paths)
+
+
+class LocalCards(msgspec.Struct, frozen=True):
+    """What of this machine a tuning may use. `used` False: its CPU alone."""
+
+    host: HostFacts
+    indices: tuple[int, ...]  # of `--gpus`; none: all
+    link: str | None
+    used: bool
+
+    def rig(self) -> ResolvedRig | None:
+        """Return the cards as a rig. UserError where one of them is not here."""
+        if not self.used:
+            return None
+        return _cards(self.host, self.indices, self.link)
+
+
+def target_of_preset(
+    options: TuningOptions, aim: TuneGoal, preset: Preset, local: LocalCards, paths: Paths
+) -> TuneTarget:
+    check_cards(preset)
+    rig = local.rig()
+    machine = _machine(local.host, rig)
+    base = prepared(_with_checkpoint(preset, options.checkpoint), aim, machine)
+    base = replace(base, gpus=local.indices or base.gpus)
+    return _target(base, machine, rig, None, _basis_of_machine(paths, base))
+
+
+def target_of_model(
+    options: TuningOptions, aim: TuneGoal, engine: str | None, local: LocalCards, paths: Paths
+) -> TuneTarget:
+    """`engine` None: it is chosen by what the planner expects of each."""
+    model = _model(options, engine, paths)
+    rig = local.rig()
+    machine = _machine(local.host, rig, model)
+    if model is not None:
+        model_id = model.geometry.id
+        quant = model.quant
     else:
-        model = _model(options, None if simulate else engine, paths)
-    found = None
-    if on_cards:
-        if simulate:
-            found = _simulated_rig(options, preset, host)
-        else:
-            found = _cards(host, cards, options.link)
-    rig = found.rig if found is not None else None
-    machine = TuneMachine(host.cpu_cores, rig, model.geometry if model is not None else None)
-    if preset is not None:
-        other = KnobConfig.of({"checkpoint": options.checkpoint} if options.checkpoint else {})
-        base = prepared(apply_config(preset, other), aim, machine)
-    else:
-        if engine is None:
-            assert model is not None
-            assert found is not None
-            engines = _engines(options, engines_of(PlanFlags(options.name), model, found))
-            engine = engines[0]
-        else:
-            engines = (engine,)
-        format_of_files = model.quant if model is not None else None
-        if model is not None:
-            model_id = model.geometry.id
-        else:
-            model_id = options.name
-        if simulate:
-            plans_with: Callable[[str], Basis] = published_basis
-        else:
-            plans_with = own_basis(paths.store, model_id, _id(format_of_files))
-        base = baseline_of(
-            options.name,
-            aim,
-            machine,
-            engine=engine,
-            others=engines[1:],
-            quant=format_of_files,
-            checkpoint=None if simulate else options.checkpoint or own_checkpoint(options.name),
-            simulated=simulate,
-            planned=options.begin == PLAN,
-            basis_of=plans_with,
-        )
-        if options.name.endswith(".gguf") or (
-            model is not None and model.checkpoint == options.name
-        ):
-            # Without the folders.
-            served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-            base = replace(base, served_as=served)
-    base = replace(base, gpus=cards or base.gpus)
-    if base.engine == "embedded":
-        planned_as = "llamacpp"
-    else:
-        planned_as = base.engine
-    if simulate:
-        basis = published_basis(planned_as)
-    else:
-        basis = own_basis(paths.store, base.model, None)(planned_as)
-    if rig is not None:
-        words = rig.title
-    else:
-        words = f"this machine's CPU ({host.cpu_cores} cores)"
-    if model is None:
+        model_id = options.name
         quant = None
+    base = _first_preset(
+        options,
+        aim,
+        machine,
+        _candidate_engines(options, engine, model, rig),
+        quant=quant,
+        checkpoint=options.checkpoint or own_checkpoint(options.name),
+        basis_of=own_basis(paths.store, model_id, quant.id if quant is not None else None),
+    )
+    base = _served_without_folders(base, options, model)
+    base = replace(base, gpus=local.indices or base.gpus)
+    target = _target(base, machine, rig, model, _basis_of_machine(paths, base))
+    return replace(target, quant=quant)
+
+
+def simulated_target(
+    options: TuningOptions, aim: TuneGoal, preset: Preset | None, host: HostFacts, paths: Paths
+) -> TuneTarget:
+    """Return a target on a rig that need not be here: nothing that was measured on this machine
+    counts.
+    """
+    if preset is not None:
+        rig = _simulated_rig(options, preset, host)
+        machine = _machine(host, rig)
+        base = prepared(_with_checkpoint(preset, options.checkpoint), aim, machine)
+        return _target(base, machine, rig, None, published_basis(_planned_as(base)))
+    model = _model(options, None, paths)
+    rig = _simulated_rig(options, None, host)
+    machine = _machine(host, rig, model)
+    base = _first_preset(
+        options,
+        aim,
+        machine,
+        _candidate_engines(options, options.engine, model, rig),
+        quant=model.quant if model is not None else None,
+        checkpoint=None,
+        basis_of=published_basis,
+    )
+    base = _served_without_folders(base, options, model)
+    target = _target(base, machine, rig, model, published_basis(_planned_as(base)))
+    return replace(target, quant=quant_of(base))
+
+
+def _named_engine(options: TuningOptions, preset: Preset | None) -> str | None:
+    """Return the engine that the preset, the user or the file names; None: it is to be chosen."""
+    if preset is not None:
+        return preset.engine
+    request = ServeRequest(
+        options.name, engine=options.engine, checkpoint=options.checkpoint, binary=options.binary
+    )
+    if not options.simulate and is_for_embedded(request):
+        return "embedded"
+    return options.engine
+
+
+def _machine(
+    host: HostFacts, rig: ResolvedRig | None, model: ModelFound | None = None
+) -> TuneMachine:
+    return TuneMachine(
+        cores=host.cpu_cores,
+        rig=rig.rig if rig is not None else None,
+        model=model.geometry if model is not None else None,
+    )
+
+
+def _with_checkpoint(preset: Preset, checkpoint: str | None) -> Preset:
+    changes = KnobConfig.of({"checkpoint": checkpoint} if checkpoint else {})
+    return apply_config(preset, changes)
+
+
+def _candidate_engines(
+    options: TuningOptions, engine: str | None, model: ModelFound | None, rig: ResolvedRig | None
+) -> tuple[str, ...]:
+    """Return the engine that is named, or those whose layouts may be the first."""
+    if engine is not None:
+        return (engine,)
+    assert model is not None
+    assert rig is not None
+    return _engines(options, engines_of(PlanFlags(options.name), model, rig))
+
+
+def _first_preset(
+    options: TuningOptions,
+    aim: TuneGoal,
+    machine: TuneMachine,
+    engines: tuple[str, ...],
+    *,
+    quant: Quant | None,
+    checkpoint: str | None,
+    basis_of: BasisOf,
+) -> Preset:
+    return baseline_of(
+        options.name,
+        aim,
+        machine,
+        engine=engines[0],
+        others=engines[1:],
+        quant=quant,
+        checkpoint=checkpoint,
+        simulated=options.simulate,
+        planned=options.begin == PLAN,
+        basis_of=basis_of,
+    )
+
+
+def _served_without_folders(
+    base: Preset, options: TuningOptions, model: ModelFound | None
+) -> Preset:
+    """Return the preset served under the name of its file, where the file was named."""
+    is_file = options.name.endswith(".gguf")
+    if not is_file and (model is None or model.checkpoint != options.name):
+        return base
+    served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    return replace(base, served_as=served)
+
+
+def _planned_as(base: Preset) -> str:
+    """Return the engine that the planner takes this one for."""
+    if base.engine == "embedded":
+        return "llamacpp"
+    return base.engine
+
+
+def _basis_of_machine(paths: Paths, base: Preset) -> Basis:
+    return own_basis(paths.store, base.model, None)(_planned_as(base))
+
+
+def _target(
+    base: Preset,
+    machine: TuneMachine,
+    rig: ResolvedRig | None,
+    model: ModelFound | None,
+    basis: Basis,
+) -> TuneTarget:
+    notes: list[str] = []
+    if model is not None:
+        notes += model.notes
+    if rig is not None:
+        rig_words = rig.rig.title
+        notes += rig.notes
+        if basis.note:
+            notes.append(basis.note)
     else:
-        quant = quant_of(base) if simulate else model.quant
-    notes = tuple(note for one in (model, found) if one is not None for note in one.notes)
-    notes += (basis.note,) if basis.note and found is not None else ()
-    return TuneTarget(base, machine, words, basis, quant, notes)
+        rig_words = f"this machine's CPU ({machine.cores} cores)"
+    return TuneTarget(base, machine, rig_words, basis, notes=tuple(notes))
 
 
 def _engines(options: TuningOptions, planned: tuple[str, ...]) -> tuple[str, ...]:
@@ -425,51 +537,54 @@ def _engines(options: TuningOptions, planned: tuple[str, ...]) -> tuple[str, ...
     return tuple(name for name in planned if is_installed(name)) or planned[:1]
 
 
-def _id(quant: Quant | None) -> str | None:
-    return quant.id if quant is not None else None
-
-
 def _check_options(
-    options: TuningOptions, preset: Preset | None, *, on_cards: bool, here: bool
+    options: TuningOptions, preset: Preset | None, *, on_cards: bool, has_gpus: bool
 ) -> None:
-    """What cannot be combined.
+    """Raise UserError for options that cannot be combined.
 
     With --simulate nothing of this machine is used, and no weights are loaded.
     """
-    simulate = options.simulate
     engines = SIMULATED_ENGINES if options.simulate else ENGINES
-    name, runs_on = ("", None) if preset is None else (preset.name, preset.engine)
-    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place,
-            "--checkpoint": options.checkpoint}  # fmt: skip
-    vain = next((flag for flag, value in real.items() if simulate and value), None)
-    _refuse(
-        (
-            options.engine not in (None, *engines),
-            f"there is no engine `{options.engine}` to tune",
-            f"known: {', '.join(engines)}",
-        ),
-        (
-            preset is not None and options.engine not in (None, runs_on),
-            f"--engine cannot be combined with the preset `{name}`",
-            f"`skep presets new NAME --from {name}` makes a copy that you can change",
-        ),
-        (vain, f"{vain} has no effect with --simulate: no engine is started", f"leave {vain} out"),
-        (
-            simulate and runs_on not in (None, *SIMULATED_ENGINES),
-            f"the preset `{name}` runs on {runs_on}, which is not simulated",
-            f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}",
-        ),
-        (
-            (options.gpu or (options.link and not here)) and not simulate,
+    if options.engine not in (None, *engines):
+        raise UserError(
+            f"there is no engine `{options.engine}` to tune", hint=f"known: {', '.join(engines)}"
+        )
+    if preset is not None and options.engine not in (None, preset.engine):
+        raise UserError(
+            f"--engine cannot be combined with the preset `{preset.name}`",
+            hint=f"`skep presets new NAME --from {preset.name}` makes a copy that you can change",
+        )
+    if options.simulate:
+        _check_simulated(options, preset)
+    elif options.gpu or (options.link and not has_gpus):
+        raise UserError(
             "--gpu and --link describe a rig that is not here",
-            "add --simulate, or leave it out",
-        ),
-        (
-            options.gpus and not on_cards,
-            f"--gpus {options.gpus}: this engine uses no card",
-            "leave --gpus out",
-        ),
-    )
+            hint="add --simulate, or leave it out",
+        )
+    if options.gpus and not on_cards:
+        raise UserError(
+            f"--gpus {options.gpus}: this engine uses no card", hint="leave --gpus out"
+        )
+
+
+def _check_simulated(options: TuningOptions, preset: Preset | None) -> None:
+    real = {
+        "--gpus": options.gpus,
+        "--binary": options.binary,
+        "--in-place": options.in_place,
+        "--checkpoint": options.checkpoint,
+    }
+    for flag, value in real.items():
+        if value:
+            raise UserError(
+                f"{flag} has no effect with --simulate: no engine is started",
+                hint=f"leave {flag} out",
+            )
+    if preset is not None and preset.engine not in SIMULATED_ENGINES:
+        raise UserError(
+            f"the preset `{preset.name}` runs on {preset.engine}, which is not simulated",
+            hint=f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}",
+        )
 
 
 def _simulated_rig(options: TuningOptions, preset: Preset | None, host: HostFacts) -> ResolvedRig:
@@ -478,8 +593,6 @@ def _simulated_rig(options: TuningOptions, preset: Preset | None, host: HostFact
     if preset is not None and words is None:
         if preset.hardware != NO_CARDS:
             words = preset.hardware
-        else:
-            words = None
         link = link or preset.link
     if words is None and not host.gpus:
         hint = 'name it: --gpu "2x rtx-3090" --simulate'
@@ -490,11 +603,13 @@ def _simulated_rig(options: TuningOptions, preset: Preset | None, host: HostFact
 
 
 def _model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
-    """Return what is known of it.
+    """Return what is known of the model that is named.
 
     None: its engine is named, and may know it where skep does not.
     """
-    name = (options.checkpoint if find_geometry(options.name) is None else None) or options.name
+    name = options.name
+    if options.checkpoint and find_geometry(name) is None:
+        name = options.checkpoint
     try:
         return read_model(name)
     except UserError as error:
@@ -506,9 +621,11 @@ def _model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFou
 
 
 def absolute_paths(options: TuningOptions) -> TuningOptions:
-    """The preset is started, and the tuning taken up again, from any folder."""
-    whole = options.checkpoint and _absolute(options.checkpoint)
-    return replace(options, name=_absolute(options.name), checkpoint=whole)
+    """Return the options with whole paths: the preset is started, and the tuning taken up again,
+    from any folder.
+    """
+    checkpoint = options.checkpoint and _absolute(options.checkpoint)
+    return replace(options, name=_absolute(options.name), checkpoint=checkpoint)
 
 
 def _absolute(name: str) -> str:
@@ -522,17 +639,18 @@ def _is_path(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~/")) or name.endswith(".gguf")
 
 
-def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> ResolvedRig:
-    if not wanted:
+def _cards(host: HostFacts, indices: tuple[int, ...], link: str | None) -> ResolvedRig:
+    if not indices:
         return rig_of_host(host, link)
-    there = {gpu.index: gpu for gpu in host.gpus}
-    if (missing := next((index for index in wanted if index not in there), None)) is not None:
-        raise UserError(
-            f"there is no card {missing} here", hint=f"there are {', '.join(map(str, there))}"
-        )
-    place = {index: number for number, index in enumerate(wanted)}
+    by_index = {gpu.index: gpu for gpu in host.gpus}
+    for index in indices:
+        if index not in by_index:
+            raise UserError(
+                f"there is no card {index} here", hint=f"there are {', '.join(map(str, by_index))}"
+            )
+    place = {index: number for number, index in enumerate(indices)}
     links = tuple(
         (place[a], place[b], kind) for a, b, kind in host.links if a in place and b in place
     )
-    gpus = tuple(there[index] for index in wanted)
+    gpus = tuple(by_index[index] for index in indices)
     return rig_of_host(replace(host, gpus=gpus, links=links), link)

@@ -94,16 +94,16 @@ class SimulatedBench:
         it; and its seconds.
         """
         on_progress(BenchProgress(config, "starting"))
-        found = self.truth.figure(config)
+        truth = self.truth.figure(config)
         start_s = self.truth.start_s(config)
         effect = math.exp(self._rng.gauss(0.0, self.noise.start))
-        if isinstance(found, ConfigFailure):
-            start_s *= _START_SHARE[found.kind]
+        if isinstance(truth, ConfigFailure):
+            start_s *= _START_SHARE[truth.kind]
             self.now_s += start_s
         else:
             on_progress(BenchProgress(config, "warming up"))
-            self.now_s += start_s + _WARM_UP * found.wall_s
-        return found, effect, start_s
+            self.now_s += start_s + _WARM_UP * truth.wall_s
+        return truth, effect, start_s
 
     def _readings(
         self,

@@ -119,12 +119,12 @@ def state_of(row: Row) -> TuningState:
     return TuningState.INTERRUPTED
 
 
-def _value(text: str, kind: type[T], what: str) -> T:
+def _value(text: str, kind: type[T], owner: str) -> T:
     """Return what a column holds. `what` names it in errors."""
     try:
         return from_document(json.loads(text), kind)
     except ValueError as error:  # no JSON, or none of this kind
-        raise StoreError(f"{what} has a row that this skep cannot read: {error}") from error
+        raise StoreError(f"{owner} has a row that this skep cannot read: {error}") from error
 
 
 def _open_ended(value: Any) -> Any:
@@ -133,9 +133,9 @@ def _open_ended(value: Any) -> Any:
             return value
         return {_NO_NUMBER: str(value)}
     if isinstance(value, dict):
-        return {name: _open_ended(one) for name, one in value.items()}
+        return {name: _open_ended(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_open_ended(one) for one in value]
+        return [_open_ended(member) for member in value]
     return value
 
 
@@ -143,9 +143,9 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {_NO_NUMBER}:
             return float(value[_NO_NUMBER])
-        return {name: _numbers(one) for name, one in value.items()}
+        return {name: _numbers(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_numbers(one) for one in value]
+        return [_numbers(member) for member in value]
     return value
 
 
@@ -300,9 +300,9 @@ class TuningStore:
         unfinished = (
             tuning for tuning in self.tunings() if tuning.state is TuningState.INTERRUPTED
         )
-        found = (next(unfinished, None) if name == "last" else None) or self.find(name)
-        check_free(found.id, found.state)
-        return found
+        record = (next(unfinished, None) if name == "last" else None) or self.find(name)
+        check_free(record.id, record.state)
+        return record
 
     def tunings(self, limit: int | None = None) -> list[TuningRecord]:
         """Newest first."""
@@ -315,30 +315,34 @@ class TuningStore:
 
     def record(self, name: str) -> TuningRecord:
         """Return all of one tuning, by its id, by the beginning of it, or "last"."""
-        found = self.find(name)
-        return replace(found, stages=tuple(self.stages(found.id)))
+        record = self.find(name)
+        return replace(record, stages=tuple(self.stages(record.id)))
 
     def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
         """Return them newest first; of one model, where one is named."""
-        found = [
+        records = [
             tuning
             for tuning in self.tunings(None if model else limit)
             if not model or tuning.tuning.model == model
         ]
-        return [replace(one, stages=tuple(self.stages(one.id))) for one in found[:limit]]
+        return [
+            replace(record, stages=tuple(self.stages(record.id))) for record in records[:limit]
+        ]
 
     def answers(self, tuning_id: str) -> list[Answered]:
         """What was asked of the bench and what came, in order."""
-        found = []
-        what = f"tuning `{tuning_id}`"
-        for kind, asked, came in self._store.read(_ANSWERS, tuning_id):
+        answered = []
+        owner = f"tuning `{tuning_id}`"
+        for kind, request_text, answer_text in self._store.read(_ANSWERS, tuning_id):
             if kind not in _KINDS:
                 raise StoreError(
-                    f"{what} has an answer of the kind `{kind}`, which this skep does not know"
+                    f"{owner} has an answer of the kind `{kind}`, which this skep does not know"
                 )
             request, answer = _KINDS[kind]
-            found.append((_value(asked, request, what), _value(came, answer, what)))
-        return found
+            answered.append(
+                (_value(request_text, request, owner), _value(answer_text, answer, owner))
+            )
+        return answered
 
     def delete(self, ids: Iterable[str]) -> int:
         """Return how many there were to delete.

@@ -39,7 +39,7 @@ def baseline_of(stages: Sequence[TuneStage]) -> TuneStage | None:
 
 def best_of(stages: Sequence[TuneStage]) -> TuneStage | None:
     """Return the last step that stands; the baseline where there is none."""
-    steps = [one for one in accepted(stages) if one.figure is not None]
+    steps = [stage for stage in accepted(stages) if stage.figure is not None]
     return steps[-1] if steps else baseline_of(stages)
 
 
@@ -58,7 +58,7 @@ def accepted(stages: Sequence[TuneStage]) -> list[TuneStage]:
 
 def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
     """Return the numbers of those that were accepted and died later."""
-    standing = {one.number for one in accepted(stages)}
+    standing = {stage.number for stage in accepted(stages)}
     return frozenset(
         stage.number
         for stage in stages
@@ -70,7 +70,7 @@ def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
     """All accepted steps over the baseline, their errors taken as independent; None: no step, or
     one without ratio.
     """
-    steps = [one.ratio for one in accepted(stages)]
+    steps = [stage.ratio for stage in accepted(stages)]
     ratios = [
         step for step in steps if step is not None and known(step.estimate) and step.estimate > 0
     ]
@@ -101,21 +101,21 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
         return "Nothing is measured yet"
     if best is base:
         tried = len(stages) - 1
-        said = f"none of {tried} change{'s' if tried > 1 else ''} was shown to be better"
+        outcome = f"none of {tried} change{'s' if tried > 1 else ''} was shown to be better"
         return (
             f"{number(base.figure.estimate)} {unit} {at}: "
-            f"{said if tried else 'no change has been measured'}"
+            f"{outcome if tried else 'no change has been measured'}"
         )
     gain = total_gain(stages)
     steps = len(accepted(stages))
     many = "one step" if steps == 1 else f"{steps} steps"
     if gain is not None:
-        told = f": {ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})"
+        gain_text = f": {ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})"
     else:
-        told = ""
+        gain_text = ""
     return (
         f"From {number(base.figure.estimate)} to {number(best.figure.estimate)} {unit} {at} in "
-        f"{many}{told}"
+        f"{many}{gain_text}"
     )
 
 
@@ -155,8 +155,12 @@ def figure_words(figure: Interval) -> str:
 def count_decisions(stages: Sequence[TuneStage]) -> str:
     """ "3 accepted, 2 worse, 1 failed"; empty while nothing but the baseline is decided."""
     counter = Counter(stage.decision for stage in stages)
-    told = [one for one in StageDecision if one is not StageDecision.BASELINE and counter[one]]
-    return ", ".join(f"{counter[one]} {one.value}" for one in told)
+    decisions = [
+        decision
+        for decision in StageDecision
+        if decision is not StageDecision.BASELINE and counter[decision]
+    ]
+    return ", ".join(f"{counter[decision]} {decision.value}" for decision in decisions)
 
 
 def shape_words(tuning: Tuning) -> str:
@@ -184,12 +188,12 @@ def missed_slo(tuning: Tuning, stages: Sequence[TuneStage]) -> SkepError | None:
     """None: the best keeps it, or nothing was measured."""
     if (best := best_of(stages)) is None or best.over_limit <= 1:
         return None
-    what = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
+    subject = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
     hint = (
         "a wider --slo, fewer agents or a longer --budget; the nearest to it and fastest is kept"
     )
     return SkepError(
-        f"{what}; closest came step {best.number} with {best.over_limit:.2f} times the limit",
+        f"{subject}; closest came step {best.number} with {best.over_limit:.2f} times the limit",
         hint=hint,
     )
 
@@ -205,10 +209,10 @@ def stage_words(stage: TuneStage, unit: str) -> str:
     else:
         ratio = f", {ratio_words(stage.ratio)} ({ratio_range(stage.ratio)})"
     if not stage.changes:
-        what = stage.decision.value
+        decided = stage.decision.value
     else:
-        what = f"{stage.decision.value}, {stage.title}"
-    return f"step {stage.number} {what}{figure}{ratio}; {stage.why}"
+        decided = f"{stage.decision.value}, {stage.title}"
+    return f"step {stage.number} {decided}{figure}{ratio}; {stage.why}"
 
 
 def speed_words(
@@ -229,7 +233,7 @@ def speed_words(
     return measured
 
 
-def limit_words(here: float, there: float, slo: str | None) -> str:
+def limit_words(own_share: float, rival_share: float, slo: str | None) -> str:
     """Return the cases that limits decided, by the shares of them that either side took."""
-    what = "within" if here <= 1 else "beyond"
-    return f"{what} {slo}: {here:.2f} times the limit against {there:.2f}"
+    side = "within" if own_share <= 1 else "beyond"
+    return f"{side} {slo}: {own_share:.2f} times the limit against {rival_share:.2f}"

@@ -57,18 +57,18 @@ def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
     )
 
 
-def failure_of(found: Diagnosis, *, under_load: bool) -> ConfigFailure:
+def failure_of(diagnosis: Diagnosis, *, under_load: bool) -> ConfigFailure:
     """`under_load`: it had answered before."""
     if under_load:
-        cause = f"died under load: {found.cause}"
+        cause = f"died under load: {diagnosis.cause}"
     else:
-        cause = found.cause
-    said = " ".join(filter(None, (found.cause, found.evidence, found.remedy)))
-    if _MEMORY.search(said):
+        cause = diagnosis.cause
+    text = " ".join(filter(None, (diagnosis.cause, diagnosis.evidence, diagnosis.remedy)))
+    if _MEMORY.search(text):
         kind = OUT_OF_MEMORY
     else:
         kind = "crash-under-load" if under_load else "no-start"
-    return ConfigFailure(kind, cause, found.evidence, found.remedy)
+    return ConfigFailure(kind, cause, diagnosis.evidence, diagnosis.remedy)
 
 
 @dataclass(eq=False)
@@ -94,13 +94,13 @@ class TrialServers:
 
         `serve`: what is started in the preset's place, such as its simulated rig.
         """
-        here = next(
-            one
-            for one in (self.work / f"start-{n}" for n in itertools.count(1))
-            if not one.exists()
+        folder = next(
+            candidate
+            for candidate in (self.work / f"start-{n}" for n in itertools.count(1))
+            if not candidate.exists()
         )
         # Its own but for weights.
-        paths = Paths(here / "config", here / "data", self.paths.cache, here, here / "run")
+        paths = Paths(folder / "config", folder / "data", self.paths.cache, folder, folder / "run")
         await asyncio.to_thread(self._sweep_up)
         try:
             make_private(paths.logs)
@@ -109,9 +109,9 @@ class TrialServers:
                     await self._hive(serve or serve_of(preset), paths, listener), listener
                 ).up() as served:
                     yield served
-            shutil.rmtree(here, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         except asyncio.CancelledError:  # nothing that its log could tell
-            shutil.rmtree(here, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
             shutil.rmtree(paths.data, ignore_errors=True)
@@ -135,8 +135,8 @@ class TrialServers:
     def _sweep_up(self) -> None:
         """What a killed tuner left, and cards that are not given back yet."""
         kill_marked(f"{self.work}/")
-        for left in self.work.glob("start-*/data"):
-            shutil.rmtree(left, ignore_errors=True)
+        for data_folder in self.work.glob("start-*/data"):
+            shutil.rmtree(data_folder, ignore_errors=True)
         if self._clear:
             wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
 
@@ -204,15 +204,15 @@ class TrialServer:
         )
         if self._failure is None and (member := next(failed, None)) is not None:
             if isinstance(member, Replica):
-                found = member.diagnosis
+                diagnosis = member.diagnosis
             else:
-                found = None
-            if found is None:
+                diagnosis = None
+            if diagnosis is None:
                 self._failure = ConfigFailure(
                     "hang", member.life.why or "it did not answer", self.last_words()
                 )
             else:
-                self._failure = failure_of(found, under_load=self._ready)
+                self._failure = failure_of(diagnosis, under_load=self._ready)
         self._ready = self._ready or supervisor.phase == "ready"
         self._moved.set()
 
