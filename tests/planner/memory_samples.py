@@ -59,7 +59,7 @@ def setup(
     replicas=1,
     spec=0,
     method="mtp",
-    **more,
+    **options,
 ):
     return Setup(
         model,
@@ -68,7 +68,7 @@ def setup(
         engine,
         Layout(tp, pp, ep, replicas),
         spec=Speculation(method, spec) if spec else None,
-        **more,
+        **options,
     )
 
 

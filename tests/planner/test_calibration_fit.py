@@ -62,12 +62,12 @@ def seen(concurrency, tpot_s=0.01, ttft_s=0.1, *, inputs=60.0, outputs=192.0, sp
 def as_measured(setup, rig, tuning, *, crowd=8, spread=0.0):
     """What a machine with this tuning would show."""
     blank = CalibrationData(seen(1), seen(crowd), seen(1, inputs=1024.0, outputs=4.0))
-    found = speed_model_maker(setup, rig, Constants(), blank)(tuning)
-    alone, prompts = (found.outcome(one.load()) for one in (blank.alone, blank.prompts))
-    each = crowd / setup.layout.replicas
-    step_s = found.step.seconds(int(each), each * (60 + 96)) / found.step.tokens_per_step(
-        int(each)
-    )
+    model = speed_model_maker(setup, rig, Constants(), blank)(tuning)
+    alone, prompts = (model.outcome(level.load()) for level in (blank.alone, blank.prompts))
+    sequences = crowd / setup.layout.replicas
+    step_s = model.step.seconds(
+        int(sequences), sequences * (60 + 96)
+    ) / model.step.tokens_per_step(int(sequences))
     return CalibrationData(
         seen(1, alone.tpot_s, spread=spread),
         seen(crowd, step_s, spread=spread),
@@ -86,36 +86,41 @@ def test_known_factors_are_found_again(name):
     assert tuning.batch == pytest.approx(0.6, rel=1e-3)
 
 
-def test_the_calibrated_prediction_is_what_was_measured_and_without_a_higher_level_the_rest_as_predicted():
+def test_the_calibrated_prediction_is_what_was_measured():
     measured = as_measured(*SETUPS["dense"], StepTuning(1.4, 1.5, 2.0))
     foresee = speed_model_maker(*SETUPS["dense"], Constants(), measured)
-    found = fit(foresee, measured)
+    fitted = fit(foresee, measured)
     for level in measured.levels:
-        before, after = before_and_after(foresee, found, level)
+        before, after = before_and_after(foresee, fitted, level)
         assert after.tpot_s == pytest.approx(level.tpot_s.estimate, rel=0.01)
         assert before.tpot_s < 0.85 * after.tpot_s
+
+
+def test_without_a_higher_level_further_sequences_are_as_predicted():
     whole = as_measured(*SETUPS["dense"], StepTuning(1.2, 3.0, 1.0))
     measured = CalibrationData(whole.alone, None, whole.prompts)
-    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
-    assert found.batch is None
-    assert found.tuning.batch == 1.0
-    assert "further" not in str(found)
+    fitted = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
+    assert fitted.batch is None
+    assert fitted.tuning.batch == 1.0
+    assert "further" not in str(fitted)
 
 
-def test_a_machine_as_predicted_gets_factors_of_one_with_the_spread_of_the_measurement():
+def test_a_machine_as_predicted_gets_factors_of_one_with_the_measured_spread():
     for spread in (0.0, 0.05):
         measured = as_measured(*SETUPS["dense"], UNTUNED, spread=spread)
-        found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
-        assert (found.tuning.decode, found.tuning.batch, found.tuning.prompt) == pytest.approx(
+        fitted = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
+        assert (fitted.tuning.decode, fitted.tuning.batch, fitted.tuning.prompt) == pytest.approx(
             (1, 1, 1), rel=1e-6
         )
-        assert (found.decode.half_width, found.prompt.half_width) == pytest.approx(
+        assert (fitted.decode.half_width, fitted.prompt.half_width) == pytest.approx(
             (spread, spread), abs=1e-9
         )
-        assert found.at_limit == ()
-        assert f"steps take 1.00x (± {100 * spread:.0f} %) as long as predicted" in str(found)
-    assert "further sequences add 1.00x" in str(found)
-    assert found.batch.half_width > 0.05  # a small part of a step is known less well than the step
+        assert fitted.at_limit == ()
+        assert f"steps take 1.00x (± {100 * spread:.0f} %) as long as predicted" in str(fitted)
+    assert "further sequences add 1.00x" in str(fitted)
+    assert (
+        fitted.batch.half_width > 0.05
+    )  # a small part of a step is known less well than the step
 
 
 def test_noise_moves_the_factor_on_further_sequences_little():
@@ -124,7 +129,7 @@ def test_noise_moves_the_factor_on_further_sequences_little():
     """
     base = as_measured(*SETUPS["dense"], UNTUNED, crowd=2)
     loud = seen(2, 1.04 * base.crowd.tpot_s.estimate, spread=0.04)
-    found = fit(
+    fitted = fit(
         speed_model_maker(*SETUPS["dense"], Constants(), base),
         CalibrationData(base.alone, loud, base.prompts),
     )
@@ -133,21 +138,25 @@ def test_noise_moves_the_factor_on_further_sequences_little():
         speed_model_maker(*SETUPS["dense"], Constants(), base),
         CalibrationData(base.alone, sure, base.prompts),
     )
-    assert abs(math.log(found.tuning.batch)) < 0.8 * abs(math.log(trusted.tuning.batch))
-    assert found.batch.low < 1 < found.batch.high
+    assert abs(math.log(fitted.tuning.batch)) < 0.8 * abs(math.log(trusted.tuning.batch))
+    assert fitted.batch.low < 1 < fitted.batch.high
 
 
-def test_factors_beyond_belief_are_cut_and_what_was_measured_fits_whatever_the_arithmetic_says():
+def test_factors_beyond_belief_are_cut():
     measured = CalibrationData(
         seen(1, 5.0), seen(8, 5.0), seen(1, ttft_s=0.0001, inputs=1024.0, outputs=4.0)
     )
-    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
-    assert found.tuning.decode == 10.0
-    assert found.tuning.prompt == 0.1
-    assert {"steps", "prompts"} <= set(found.at_limit)
-    # A 70B in BF16 does not fit a 3090; if somebody measured eight at once there, eight ran at
-    # once.
+    fitted = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
+    assert fitted.tuning.decode == 10.0
+    assert fitted.tuning.prompt == 0.1
+    assert {"steps", "prompts"} <= set(fitted.at_limit)
+
+
+def test_what_was_measured_fits_whatever_the_arithmetic_says():
+    """A 70B in BF16 does not fit a 3090; if somebody measured eight at once there, eight ran at
+    once.
+    """
     setup = Setup(geometry("llama-3.3-70b"), QUANTS["bf16"], KV_TYPES["bf16"], "vllm", slots=8)
     measured = CalibrationData(seen(1), seen(8), seen(1, inputs=1024.0))
-    found = speed_model_maker(setup, Rig((CARD,)), Constants(), measured)(UNTUNED)
-    assert found.outcome(measured.crowd.load()).running > 7
+    model = speed_model_maker(setup, Rig((CARD,)), Constants(), measured)(UNTUNED)
+    assert model.outcome(measured.crowd.load()).running > 7

@@ -71,9 +71,9 @@ def test_a_row_over_nvlink_says_nothing_of_cards_on_pcie():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("same_source", "most"), [(True, 0.8), (False, 1.05)])
-def test_over_all_published_rows_it_brings_predictions_nearer_or_leaves_them_where_they_are(
-    same_source, most
+@pytest.mark.parametrize(("same_source", "largest_ratio"), [(True, 0.8), (False, 1.05)])
+def test_over_all_published_rows_predictions_come_nearer_or_stay_where_they_are(
+    same_source, largest_ratio
 ):
     """Each row is corrected by the others of its source, or by other sources alone; errors are
     means of setups.
@@ -98,10 +98,15 @@ def test_over_all_published_rows_it_brings_predictions_nearer_or_leaves_them_whe
                 ]
                 agents = case.load.concurrency
                 half = math.log(band(case.setup, case.card, agents).high)
-                found = correction_by(rows, case.setup, case.rig, constants, agents, half)
-                if found is None:
+                correction_found = correction_by(
+                    rows, case.setup, case.rig, constants, agents, half
+                )
+                if correction_found is None:
                     continue
-                told = predict(case, constants), predict(case, constants, found.tuning)
+                figures = (
+                    predict(case, constants),
+                    predict(case, constants, correction_found.tuning),
+                )
             except Unpredictable:
                 continue
             key = (
@@ -111,12 +116,12 @@ def test_over_all_published_rows_it_brings_predictions_nearer_or_leaves_them_whe
                 case.card.id,
                 str(case.setup.spec),
             )
-            plain.setdefault(key, []).append(abs(math.log(told[0] / case.published)))
-            corrected.setdefault(key, []).append(abs(math.log(told[1] / case.published)))
+            plain.setdefault(key, []).append(abs(math.log(figures[0] / case.published)))
+            corrected.setdefault(key, []).append(abs(math.log(figures[1] / case.published)))
     before = mean(map(mean, plain.values()))
     after = mean(map(mean, corrected.values()))
     assert len(plain) > 20
-    assert after <= most * before
+    assert after <= largest_ratio * before
 
 
 def test_agents_that_wait_for_a_slot_do_not_change_what_a_row_says():

@@ -23,8 +23,8 @@ from skep.planner.setup import find_quant
 from skep.units import GIB
 
 
-def starts(made, card, context, slots=None, **more):
-    return fits(made, card, context=context, slots=slots, **more).fits
+def starts(engine, card, context, slots=None, **options):
+    return fits(engine, card, context=context, slots=slots, **options).fits
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_checkpoints_weigh_what_their_authors_say(model, quant, draft, vision, p
     )
 
 
-def test_qwen_27b_awq_on_two_3090s_runs_out_with_graphs_at_092_and_the_default_sequences():
+def test_qwen_27b_awq_on_two_3090s_runs_out_at_092_with_graphs_and_usual_sequences():
     """Write-up 001, stage 1: `the cudagraph-profiling step OOMed during startup`."""
     tight = setup(QWEN36_27B, "awq", "fp8", tp=2, utilization=0.92)
     verdict = fits(tight, RTX_3090, context=16384)
@@ -68,7 +68,7 @@ def test_qwen_27b_awq_on_two_3090s_runs_out_with_graphs_at_092_and_the_default_s
 )
 def test_qwen_27b_int4_on_one_3090(utilization, slots, depth, runs):
     """Write-up 001: 0.97 with one sequence; 0.92 with two, for the buffers of linear attention."""
-    made = setup(
+    engine = setup(
         QWEN36_27B,
         "autoround",
         "fp8_e5m2",
@@ -76,7 +76,7 @@ def test_qwen_27b_int4_on_one_3090(utilization, slots, depth, runs):
         utilization=utilization,
         batched_tokens=2048,
     )
-    verdict = fits(made, RTX_3090, context=20000, slots=slots)
+    verdict = fits(engine, RTX_3090, context=20000, slots=slots)
     assert verdict.fits == runs, verdict.sentence
     if not runs:
         assert verdict.plan.over_outside_bytes > 0
@@ -85,16 +85,16 @@ def test_qwen_27b_int4_on_one_3090(utilization, slots, depth, runs):
 
 def test_35b_a3b_awq_with_three_drafts_does_not_start_on_two_3090s():
     """Its draft layer contains experts: write-up 001, `profile_run OOM`."""
-    made = setup(
+    engine = setup(
         QWEN36_35B, "awq", "fp8_e5m2", tp=2, ep=2, spec=3, utilization=0.92, batched_tokens=4096
     )
-    verdict = fits(made, RTX_3090, context=32000, slots=4)
+    verdict = fits(engine, RTX_3090, context=32000, slots=4)
     assert not verdict.fits
-    assert starts(replace(made, spec=None), RTX_3090, 32000, 4)
+    assert starts(replace(engine, spec=None), RTX_3090, 32000, 4)
 
 
 @pytest.mark.parametrize(
-    ("made", "card", "context", "slots"),
+    ("engine", "card", "context", "slots"),
     [
         (setup(QWEN36_27B, "awq", "fp8", tp=2, utilization=0.83), RTX_3090, 16384, 8),
         # what the author did first, at half the speed
@@ -116,40 +116,46 @@ def test_35b_a3b_awq_with_three_drafts_does_not_start_on_two_3090s():
         (setup(QWEN3_CODER_30B, "q4_k_m", "bf16", "llamacpp"), RTX_4090, 8192, 5),
     ],
 )
-def test_what_ran_fits(made, card, context, slots):
-    verdict = fits(made, card, context=context, slots=slots, at_once=slots)
+def test_what_ran_fits(engine, card, context, slots):
+    verdict = fits(engine, card, context=context, slots=slots, at_once=slots)
     assert verdict.fits, verdict.sentence
 
 
-def test_coders_of_30b_and_32b_fit_one_3090_as_published_and_gemma_4_31b_bf16_is_tight_on_four():
+def test_a_coder_of_30b_has_16k_tokens_on_one_3090_and_131k_on_two():
     """Write-up 000: `Context is limited to ~16K tokens on a single GPU`, 131K with the second."""
-    one = setup(QWEN3_CODER_30B, utilization=0.95)
-    two = setup(QWEN3_CODER_30B, tp=2, utilization=0.92)
-    assert 10_000 <= longest_context(one, RTX_3090, 4) <= 20_000
-    assert not starts(one, RTX_3090, 131072, 4)
-    assert starts(two, RTX_3090, 131072, 4)
-    made = setup(QWEN25_32B, "awq", utilization=0.95, graphs=False)
-    assert fits(made, RTX_3090, context=8192, slots=4).fits
-    assert 1 <= kv_capacity_tokens(made, RTX_3090, context=8192, slots=4) / 8192 < 4
-    # `would fit TP=4 tight`: a few contexts of 8K, far from its 262K; AWQ has room.
+    on_one = setup(QWEN3_CODER_30B, utilization=0.95)
+    on_two = setup(QWEN3_CODER_30B, tp=2, utilization=0.92)
+    assert 10_000 <= longest_context(on_one, RTX_3090, 4) <= 20_000
+    assert not starts(on_one, RTX_3090, 131072, 4)
+    assert starts(on_two, RTX_3090, 131072, 4)
+
+
+def test_a_coder_of_32b_fits_one_3090_without_a_full_context_in_every_slot():
+    engine = setup(QWEN25_32B, "awq", utilization=0.95, graphs=False)
+    assert fits(engine, RTX_3090, context=8192, slots=4).fits
+    assert 1 <= kv_capacity_tokens(engine, RTX_3090, context=8192, slots=4) / 8192 < 4
+
+
+def test_gemma_4_31b_in_bf16_is_tight_on_four_3090s_and_has_room_in_awq():
+    """`would fit TP=4 tight`: a few contexts of 8K, far from its 262K."""
     tight = setup(GEMMA4_31B, "bf16", tp=4)
     assert starts(tight, RTX_3090, 8192, 4)
     assert not starts(setup(GEMMA4_31B, "bf16", tp=2), RTX_3090, 2048, 1)
     roomy = setup(GEMMA4_31B, "awq", tp=4)
     assert starts(roomy, RTX_3090, 262144, 2)
-    assert (
-        memory(tight, RTX_3090, context=8192).pool_bytes
-        < memory(roomy, RTX_3090, context=8192).pool_bytes / 2
+    tight_pool, roomy_pool = (
+        memory(engine, RTX_3090, context=8192).pool_bytes for engine in (tight, roomy)
     )
+    assert tight_pool < roomy_pool / 2
 
 
 @pytest.mark.parametrize(("utilization", "kv", "agents"), [(0.95, "bf16", 49), (0.9, "fp8", 50)])
 def test_a_27b_in_int4_serves_fifty_agents_on_a_32_gb_b70(utilization, kv, agents):
     """Write-up 002, without the vision tower: 1024 in, 512 out each."""
-    made = setup(QWEN36_27B, "int4", kv, utilization=utilization)
-    assert memory(made, B70, context=1536, slots=64, vision=False).fits
+    engine = setup(QWEN36_27B, "int4", kv, utilization=utilization)
+    assert memory(engine, B70, context=1536, slots=64, vision=False).fits
     assert (
-        agents <= kv_capacity_tokens(made, B70, context=1536, slots=64, vision=False) / 1536 < 80
+        agents <= kv_capacity_tokens(engine, B70, context=1536, slots=64, vision=False) / 1536 < 80
     )
 
 
@@ -187,9 +193,9 @@ def test_pools_of_3090_rigs_with_a_27b_come_out_near():
 @pytest.mark.parametrize(("batched", "pool_gib"), [(2048, 9.93), (4096, 9.72), (8192, 8.89)])
 def test_the_pool_of_a_5090_shrinks_with_the_batched_tokens(batched, pool_gib):
     """vllm issue 52872; its number of sequences is not given, four are taken."""
-    made = setup(
+    engine = setup(
         QWEN36_27B, "awq", "fp8", utilization=0.93, batched_tokens=batched, version="0.26"
     )
-    assert memory(made, RTX_5090, context=8192, slots=4).pool_bytes / GIB == pytest.approx(
+    assert memory(engine, RTX_5090, context=8192, slots=4).pool_bytes / GIB == pytest.approx(
         pool_gib, rel=0.04
     )

@@ -38,7 +38,7 @@ from skep.units import GIB, KIB, MIB
 
 
 @pytest.mark.parametrize(
-    ("made", "kept"),
+    ("engine", "kv_bytes"),
     [
         (setup(QWEN36_27B), 65536),  # by the full layers of a hybrid only
         (
@@ -54,30 +54,39 @@ from skep.units import GIB, KIB, MIB
         (setup(GEMMA4_31B), 81920),  # its full layers have their own heads
     ],
 )
-def test_bytes_of_kv_that_a_token_keeps_on_a_card(made, kept):
-    assert kv_bytes_per_token(made) == kept
+def test_bytes_of_kv_that_a_token_keeps_on_a_card(engine, kv_bytes):
+    assert kv_bytes_per_token(engine) == kv_bytes
 
 
-def test_a_state_for_every_draft_the_scan_and_the_expert_workspace_take_what_was_published():
+def test_every_draft_keeps_a_state():
     assert state_bytes(setup(QWEN36_27B)) == 153_944_064
     assert state_bytes(setup(QWEN36_27B, spec=3, tp=2)) == 153_944_064 * 4 / 2
-    # vllm issue 54775, 48 heads of 128.
+
+
+def test_the_scan_of_linear_attention_takes_what_was_published():
+    """vllm issue 54775, 48 heads of 128."""
     alone = scratch_bytes(setup(QWEN36_27B), 1, 2048) - scratch_bytes(setup(QWEN36_27B), 1, 1024)
     assert alone == 1024 * 72 * KIB
     assert scratch_bytes(setup(QWEN3_8B), 8, 8192) == 0
-    # `requires 448.06 MB` at 8192 batched tokens on 35B-A3B with expert parallel.
+
+
+def test_the_expert_workspace_takes_what_was_published():
+    """`requires 448.06 MB` at 8192 batched tokens on 35B-A3B with expert parallel."""
     assert workspace_bytes(setup(QWEN36_35B, tp=2, ep=2), 8192) == 448 * MIB
 
 
-def test_graphs_are_captured_by_the_sequences_and_not_without_graphs_or_on_intel():
+def test_graphs_are_captured_for_the_sequences_that_decode_at_once():
     assert capture_sizes(1) == (1, 2)
     assert capture_sizes(4) == (1, 2, 4, 8)
     assert capture_sizes(2, 5) == (1, 2, 4, 8, 16, 24)
     assert (len(capture_sizes(256)), len(full_sizes(256))) == (51, 35)  # as vLLM's log counts them
     assert full_sizes(8, 3) == ()
+
+
+def test_graphs_take_nothing_where_they_are_off_or_on_intel():
+    assert graph_bytes(setup(QWEN36_27B), RTX_3090, 256) > GIB
     assert graph_bytes(setup(QWEN36_27B, graphs=False), RTX_3090, 256) == 0
     assert graph_bytes(setup(QWEN36_27B), B70, 256) == 0
-    assert graph_bytes(setup(QWEN36_27B), RTX_3090, 256) > GIB
 
 
 @pytest.mark.parametrize(
@@ -98,23 +107,28 @@ def test_newer_vllm_counts_graphs_in_its_budget(version, inside):
     assert [term.inside for term in plan.terms if "graphs" in term.name] == [inside]
 
 
-def test_a_card_reports_less_than_its_box_says_and_large_ones_but_the_a100_take_larger_batches():
-    assert (defaults("vllm", RTX_3090).slots, defaults("vllm", RTX_3090).batched_tokens) == (
-        256,
-        2048,
-    )
-    assert (defaults("vllm", H100).slots, defaults("vllm", H100).batched_tokens) == (1024, 8192)
-    assert defaults("vllm", A100).slots == 256
-    assert (defaults("vllm", H100).utilization, defaults("sglang", H100).utilization) == (
-        0.9,
-        0.88,
-    )
+@pytest.mark.parametrize(
+    ("card", "slots", "batched_tokens"),
+    [(RTX_3090, 256, 2048), (H100, 1024, 8192), (A100, 256, 2048)],
+    ids=lambda value: getattr(value, "id", None),
+)
+def test_large_cards_but_the_a100_take_larger_batches(card, slots, batched_tokens):
+    default = defaults("vllm", card)
+    assert (default.slots, default.batched_tokens) == (slots, batched_tokens)
+
+
+def test_each_engine_fills_its_own_share_of_a_card():
+    assert defaults("vllm", H100).utilization == 0.9
+    assert defaults("sglang", H100).utilization == 0.88
+
+
+def test_a_card_reports_less_than_its_box_says():
     assert usable_bytes(RTX_3090) == int(23.56 * GIB)
     assert usable_bytes(RTX_5090) == int(31.36 * GIB)
-    assert usable_bytes(dataclasses.replace(RTX_3090, memory_gib=20)) / GIB == pytest.approx(
-        19.5, abs=0.1
-    )
-    assert 0.9 < usable_bytes(dataclasses.replace(RTX_3090, memory_gib=600)) / (600 * GIB) < 1
+    between = dataclasses.replace(RTX_3090, memory_gib=20)
+    assert usable_bytes(between) / GIB == pytest.approx(19.5, abs=0.1)
+    huge = dataclasses.replace(RTX_3090, memory_gib=600)
+    assert 0.9 < usable_bytes(huge) / (600 * GIB) < 1
 
 
 def test_an_engine_takes_its_memory_in_its_own_way():
@@ -132,14 +146,17 @@ def test_an_engine_takes_its_memory_in_its_own_way():
     assert (shared.usable_bytes, shared.bytes_of("unified-memory reserve") > 0) == (96 * GIB, True)
 
 
-def test_the_largest_context_holds_and_a_model_that_fits_nowhere_names_its_largest_term():
+def test_a_model_that_fits_nowhere_names_its_largest_term():
     verdict = fits(setup(DEEPSEEK_V3, "fp8", tp=8), RTX_3090, context=8192, slots=4)
     assert not verdict.fits
     assert verdict.plan.largest.name == "weights"
     assert verdict.over_bytes > 50 * GIB
     assert "rtx-3090" in verdict.sentence
-    made = setup(QWEN3_8B, "nvfp4")
-    longest = longest_context(made, RTX_3090, 8)
-    assert fits(made, RTX_3090, context=longest, slots=8, at_once=8).fits
-    assert not fits(made, RTX_3090, context=longest + 256, slots=8, at_once=8).fits
+
+
+def test_the_largest_context_holds_and_a_larger_one_does_not():
+    engine = setup(QWEN3_8B, "nvfp4")
+    longest = longest_context(engine, RTX_3090, 8)
+    assert fits(engine, RTX_3090, context=longest, slots=8, at_once=8).fits
+    assert not fits(engine, RTX_3090, context=longest + 256, slots=8, at_once=8).fits
     assert longest_context(setup(DEEPSEEK_V3, "fp8"), RTX_3090, 1) == 0

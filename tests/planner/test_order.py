@@ -44,9 +44,9 @@ def rated():
     )
 
 
-def at_speed(rated, tok_s, **other):
+def at_speed(rated, tok_s, **changes):
     outcome = replace(rated.outcome, effective_tok_s=tok_s)
-    return replace(rated, outcome=outcome, speed=tok_s, low=0.7 * tok_s, **other)
+    return replace(rated, outcome=outcome, speed=tok_s, low=0.7 * tok_s, **changes)
 
 
 def test_inside_the_error_of_the_fastest_context_decides(rated):
@@ -74,8 +74,8 @@ def test_a_narrow_band_is_the_error_and_a_wide_one_hides_no_clear_loss(rated):
 
 def test_context_beyond_eight_tasks_decides_nothing(rated):
     enough = replace(rated, context_each=8 * AGENTS.need_tokens)
-    more = at_speed(rated, 85.0, context_each=30 * AGENTS.need_tokens)
-    assert first_of([enough, more]) == enough
+    roomier = at_speed(rated, 85.0, context_each=30 * AGENTS.need_tokens)
+    assert first_of([enough, roomier]) == enough
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_context_beyond_eight_tasks_decides_nothing(rated):
         (50_432, 110_000, False),
     ],
 )
-def test_below_a_session_of_two_tasks_a_quarter_less_context_decides_and_above_it_half(
+def test_below_a_session_a_quarter_less_context_decides_and_above_it_half(
     rated, tokens, largest, is_enough
 ):
     """Two tasks of an agent are 34,816 tokens."""
@@ -138,8 +138,8 @@ def test_every_faster_one_has_its_reason(rated):
     tight = at_speed(rated, 105.0, on_paper=True)
     close = at_speed(rated, 104.0, on_paper=True)
     few = at_speed(rated, 103.0, holds_all=False, setup=replace(rated.setup, slots=2))
-    shown = [rated, few, tight, unmade, close]
-    clauses = why_first(shown, shown).split("; ")
+    listed = [rated, few, tight, unmade, close]
+    clauses = why_first(listed, listed).split("; ")
     assert [clause.partition(", ")[0] for clause in clauses] == [
         "its checkpoint exists",
         "it holds 4 agents at once",
@@ -293,8 +293,8 @@ def test_the_first_layout_has_room_for_a_session_and_no_other_has_more_of_everyt
     first, *others = chosen(model, rig, goal).plans
     assert first.setup.layout == layout
     assert first.rated.context_each >= context
-    for other in others:
-        pairs = zip(shown_figures(other), shown_figures(first), strict=True)
+    for rival in others:
+        pairs = zip(shown_figures(rival), shown_figures(first), strict=True)
         assert not all(theirs > ours for theirs, ours in pairs)
 
 
@@ -353,7 +353,7 @@ def test_over_nvlink_the_split_of_llama_cpp_is_not_put_behind(rated, kind, is_be
 
 
 @pytest.mark.parametrize(
-    ("rig", "said"),
+    ("rig", "sentence"),
     [
         (
             "5x rtx-3090",
@@ -368,8 +368,8 @@ def test_over_nvlink_the_split_of_llama_cpp_is_not_put_behind(rated, kind, is_be
         ),
     ],
 )
-def test_cards_that_add_nothing_are_said_to_with_the_reason(rig, said):
-    assert chosen("gemma-4-31b", rig, ONE_STREAM).idle == said
+def test_cards_that_add_nothing_are_said_to_with_the_reason(rig, sentence):
+    assert chosen("gemma-4-31b", rig, ONE_STREAM).idle == sentence
 
 
 def test_where_every_card_is_used_none_is_said_to_add_nothing():

@@ -31,8 +31,8 @@ def read(name):
 
 
 FOLDS = {
-    name: Constants(**found)
-    for name, found in json.loads((DATA / "fitted_without.json").read_text()).items()
+    name: Constants(**constants)
+    for name, constants in json.loads((DATA / "fitted_without.json").read_text()).items()
 }
 
 
@@ -53,18 +53,22 @@ def cells_of(page, *beginnings):
     ]
 
 
-def test_the_page_keeps_the_promise_beats_simple_formulas_and_rests_on_few_constants_for_many_sources(
-    page,
-):
+def test_the_page_keeps_the_promised_errors(page):
     ((_, _, middle, p90),) = cells_of(page, "|**all**")
     assert float(middle.rstrip("%")) <= 16
     assert float(p90.rstrip("%")) <= 58
     assert float(re.search(r"published ones: mean ([\d.]+)%", page)[1]) <= 23
     assert 75 <= int(re.search(r"the 80 % band holds (\d+)%", page)[1]) <= 85
+
+
+def test_the_planner_beats_simple_formulas(page):
     rows = cells_of(page, "|**all**", "|*bandwidth", "|*roofline")
     planner, *formulas = (float(cells[2].rstrip("%")) for cells in rows)
     assert len(formulas) == 2
     assert planner <= min(formulas) / 2
+
+
+def test_few_constants_are_fitted_to_many_sources(page):
     assert len(Constants.names()) <= 20
     sources = {name for name, *_ in cells_of(page[page.index("|source|") :], "|") if "." in name}
     assert len(sources) >= 25
@@ -72,25 +76,32 @@ def test_the_page_keeps_the_promise_beats_simple_formulas_and_rests_on_few_const
     assert unseen("github.com/gpustack/gpustack") != published_constants()
 
 
-def test_no_row_is_dropped_silently_and_own_levels_and_writeups_are_predicted_from_the_others():
+def test_no_row_is_dropped_silently():
     rows = read("published_points.csv")
     assert len(rows) == 914
     report = validate(rows[::6], constants_of=unseen)
     assert report.rows == len(report.points) + len(report.unpredicted) == 153
-    assert (
-        len({row for row, _ in report.unpredicted} | {point.case.row for point in report.points})
-        == 153
-    )
+    predicted = {point.case.row for point in report.points}
+    assert len(predicted | {row for row, _ in report.unpredicted}) == 153
     assert report.unpredicted
     assert all(": " in why for _, why in report.unpredicted)
-    own = validate(read("own_points.csv"), constants_of=unseen)
-    vllm = [point.error for point in own.points if point.case.setup.engine == "vllm"]
-    assert own.unpredicted == ()
+
+
+def test_own_levels_are_predicted_from_the_others():
+    report = validate(read("own_points.csv"), constants_of=unseen)
+    vllm = [point.error for point in report.points if point.case.setup.engine == "vllm"]
+    assert report.unpredicted == ()
     assert len(vllm) >= 60
     assert median(vllm) <= 0.10
+
+
+def test_writeups_are_predicted_from_the_others():
     report = validate(read("writeup_points.csv"), constants_of=unseen)
     assert report.unpredicted == ()
     assert report.spreads()["all"].median_ape <= 0.25
+
+
+def test_the_spread_of_no_errors_is_not_known():
     assert spread([]).median_ape is None
     assert spread([0.1, 0.3]).median_ape == pytest.approx(0.2)
 
@@ -98,11 +109,11 @@ def test_no_row_is_dropped_silently_and_own_levels_and_writeups_are_predicted_fr
 RIG = parse_rig("2x rtx-3090")
 
 
-def of(model, layout, engine="vllm", quant="awq", spec=None, **more):
+def of(model, layout, engine="vllm", quant="awq", spec=None, **options):
     setup = Setup(
         geometry(model), find_quant(quant), find_kv("bf16"), engine, layout, slots=8, spec=spec
     )
-    return prospect(setup, RIG, published_constants(), context=1536, **more)
+    return prospect(setup, RIG, published_constants(), context=1536, **options)
 
 
 CASES = [
@@ -116,17 +127,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "found", CASES, ids=lambda found: f"{found.setup.model.id} {found.setup.layout}"
+    "model", CASES, ids=lambda model: f"{model.setup.model.id} {model.setup.layout}"
 )
-def test_the_shares_of_a_step_add_up(found):
+def test_the_shares_of_a_step_add_up(model):
     for agents in (1, 4, 16):
-        shares = step_shares(found, PlanGoal(agents=agents))
+        shares = step_shares(model, PlanGoal(agents=agents))
         assert sum(shares.values()) == pytest.approx(1.0, abs=0.01)
         assert [*shares.values()] == sorted(shares.values(), reverse=True)
 
 
 def test_a_step_spends_nothing_on_what_is_not_there():
-    dense, drafting, mixture = (step_shares(found, PlanGoal()) for found in CASES[:3])
+    dense, drafting, mixture = (step_shares(model, PlanGoal()) for model in CASES[:3])
     assert dense["all-reduce"] > 0 == drafting["all-reduce"]
     assert drafting["drafts"] > 0
     assert min(mixture["experts"], mixture["linear-attention state"]) > 0 == dense["experts"]
@@ -144,8 +155,8 @@ def pool_tokens_as_reported(setup, plan):
         model.full_layers, model.sliding_layers
     )
     padded = -(-model.sliding_layers // group) * group + -(-model.full_layers // group) * group
-    each = 2 * max(1, -(-model.kv_heads // tp)) * model.head_dim * setup.kv.bytes
-    return int(plan.pool_bytes / (padded * each / setup.layout.pp))
+    layer_bytes = 2 * max(1, -(-model.kv_heads // tp)) * model.head_dim * setup.kv.bytes
+    return int(plan.pool_bytes / (padded * layer_bytes / setup.layout.pp))
 
 
 def printed_pools():
@@ -160,15 +171,15 @@ def printed_pools():
 
 def error_of(row):
     flags = {"tp": int(row["tp"]), "utilization": float(row["utilization"]), "version": "0.12.0"}
-    made = setup(geometry(row["model"]), row["quant"], row["kv"], **flags)
+    engine = setup(geometry(row["model"]), row["quant"], row["kv"], **flags)
     return (
-        pool_tokens_as_reported(made, memory(made, device(row["card"]), context=4096))
+        pool_tokens_as_reported(engine, memory(engine, device(row["card"]), context=4096))
         / int(row["tokens"])
         - 1
     )
 
 
-def test_published_pools_come_out_within_a_tenth_and_half_of_them_within_four_percent():
+def test_published_pools_come_out_within_a_tenth_and_half_within_four_percent():
     """And the errors lean to neither side: a pool promised too large sends people into preemption,
     one promised too small sells them a card."""
     errors = [error_of(row) for row in printed_pools()]
@@ -191,19 +202,21 @@ def test_pools_of_an_h100_nvl_come_out_within_four_percent(model, tokens):
     """A public table of vLLM's KV tokens with 1024 sequences and 4096 batched tokens; only the
     bytes a sampled logit takes were read from it."""
     card = dataclasses.replace(H100, id="h100-nvl", memory_gib=94.5)
-    made = setup(geometry(model), "bf16", batched_tokens=4096)
+    engine = setup(geometry(model), "bf16", batched_tokens=4096)
     assert pool_tokens_as_reported(
-        made, memory(made, card, context=4096, slots=1024)
+        engine, memory(engine, card, context=4096, slots=1024)
     ) == pytest.approx(tokens, rel=0.04)
 
 
-def test_the_capacity_is_the_pool_whatever_the_context_and_with_windows_long_sequences_cost_less_a_token():
-    made = setup(QWEN3_8B, "nvfp4")
-    for context in (1024, 8192, 32768):
-        assert kv_capacity_tokens(made, RTX_5090, context=context) == pytest.approx(
-            155_500, rel=0.01
-        )
-    made = setup(GEMMA3_12B, "nvfp4")
-    assert kv_capacity_tokens(made, RTX_5090, context=65536) > 2 * kv_capacity_tokens(
-        made, RTX_5090, context=2048
+@pytest.mark.parametrize("context", [1024, 8192, 32768])
+def test_the_capacity_is_the_pool_whatever_the_context(context):
+    tokens = kv_capacity_tokens(setup(QWEN3_8B, "nvfp4"), RTX_5090, context=context)
+    assert tokens == pytest.approx(155_500, rel=0.01)
+
+
+def test_with_windows_long_sequences_cost_less_a_token():
+    engine = setup(GEMMA3_12B, "nvfp4")
+    in_long, in_short = (
+        kv_capacity_tokens(engine, RTX_5090, context=context) for context in (65536, 2048)
     )
+    assert in_long > 2 * in_short

@@ -67,8 +67,8 @@ def drawn(chance, engines=("vllm", "sglang", "llamacpp")):
     engine = chance.choice(engines)
     quant = chance.choice(GGUF if engine == "llamacpp" else SAFETENSORS)
     sequences = chance.choice([1, 2, 4, 8, 16, 64, 256])
-    each = chance.choice([10, 200, 1000, 8000, 100_000])
-    return chance.choice(MODELS), chance.choice(CARDS), engine, quant, sequences, each
+    context = chance.choice([10, 200, 1000, 8000, 100_000])
+    return chance.choice(MODELS), chance.choice(CARDS), engine, quant, sequences, context
 
 
 def some_spec(chance):
@@ -81,7 +81,7 @@ def said(*values):
 
 def test_more_bandwidth_and_more_flops_never_make_a_step_longer(chance):
     for _ in range(TRIES):
-        model, card, engine, quant, n, each = drawn(chance)
+        model, card, engine, quant, n, context = drawn(chance)
         spec = some_spec(chance)
         times = chance.choice([1.05, 1.3, 2.0, 4.0])
         faster = dataclasses.replace(card, bandwidth_gbs=card.bandwidth_gbs * times)
@@ -90,10 +90,12 @@ def test_more_bandwidth_and_more_flops_never_make_a_step_longer(chance):
         stronger = dataclasses.replace(
             card, fp16_tflops=card.fp16_tflops and card.fp16_tflops * times
         )
-        plain = step(model, quant, card, engine=engine, spec=spec).seconds(n, n * each)
+        plain = step(model, quant, card, engine=engine, spec=spec).seconds(n, n * context)
         for better in (faster, stronger):
-            took = step(model, quant, better, engine=engine, spec=spec).seconds(n, n * each)
-            assert took <= plain * 1.0001, said(model, card, engine, quant, n, each, spec, times)
+            seconds = step(model, quant, better, engine=engine, spec=spec).seconds(n, n * context)
+            assert seconds <= plain * 1.0001, said(
+                model, card, engine, quant, n, context, spec, times
+            )
 
 
 def test_what_once_was_a_fault_stays_mended():
@@ -117,36 +119,46 @@ def test_what_once_was_a_fault_stays_mended():
     assert (
         step(model, "fp8", card, 2, CardLink("nvlink", 900.0), spec=spec).seconds(1, 1000) <= alone
     )
-    one = step(geometry("gpt-oss-120b"), "mxfp4", device("mi300x"), 8, CardLink("nvlink", 64.0))
-    assert 1 / one.seconds(1, 1536) > 120
+    model_of_step = step(
+        geometry("gpt-oss-120b"), "mxfp4", device("mi300x"), 8, CardLink("nvlink", 64.0)
+    )
+    assert 1 / model_of_step.seconds(1, 1536) > 120
 
 
 def test_a_step_grows_with_sequences_context_and_prompt_and_is_finite(chance):
     for _ in range(TRIES):
-        model, card, engine, quant, n, each = drawn(chance)
-        one = step(model, quant, card, engine=engine, spec=some_spec(chance))
-        what = said(model, card, engine, quant, n, each)
-        plain = one.seconds(n, n * each)
-        assert 0 < plain < 1e5, what
-        assert plain <= one.seconds(n + 1, (n + 1) * each), what
-        assert plain <= one.seconds(n, 2 * n * each), what
-        assert plain <= one.seconds(n, n * each, 100) <= one.seconds(n, n * each, 2000), what
-        assert one.seconds(n, n * each, 1000, 0) <= one.seconds(n, n * each, 1000, 5000), what
+        model, card, engine, quant, n, context = drawn(chance)
+        model_of_step = step(model, quant, card, engine=engine, spec=some_spec(chance))
+        described = said(model, card, engine, quant, n, context)
+        plain = model_of_step.seconds(n, n * context)
+        assert 0 < plain < 1e5, described
+        assert plain <= model_of_step.seconds(n + 1, (n + 1) * context), described
+        assert plain <= model_of_step.seconds(n, 2 * n * context), described
+        assert (
+            plain
+            <= model_of_step.seconds(n, n * context, 100)
+            <= model_of_step.seconds(n, n * context, 2000)
+        ), described
+        assert model_of_step.seconds(n, n * context, 1000, 0) <= model_of_step.seconds(
+            n, n * context, 1000, 5000
+        ), described
 
 
 def test_more_sequences_bring_more_tokens_a_second_where_nothing_speculates(chance):
     for _ in range(TRIES):
-        model, card, engine, quant, n, each = drawn(chance)
-        one = step(model, quant, card, engine=engine)
-        rates = [count / one.seconds(count, count * each) for count in (n, n + 1, 2 * n)]
+        model, card, engine, quant, n, context = drawn(chance)
+        model_of_step = step(model, quant, card, engine=engine)
+        rates = [
+            count / model_of_step.seconds(count, count * context) for count in (n, n + 1, 2 * n)
+        ]
         assert rates[0] <= rates[1] * 1.001 <= rates[2] * 1.002, said(
-            model, card, engine, quant, n, each
+            model, card, engine, quant, n, context
         )
 
 
 def test_fewer_bits_are_never_slower_for_one_agent(chance):
     for _ in range(TRIES):
-        model, card, engine, _, _, each = drawn(chance)
+        model, card, engine, _, _, context = drawn(chance)
         if (model.is_moe and model.is_hybrid) or is_datacenter(card):
             # 4-bit checkpoints of those keep attention in 16 bit; HBM is faster than weights are
             # unpacked
@@ -155,26 +167,26 @@ def test_fewer_bits_are_never_slower_for_one_agent(chance):
             order = GGUF
         else:
             order = ("awq", "fp8", "bf16")
-        took = [step(model, quant, card, engine=engine).seconds(1, each) for quant in order]
-        assert took == sorted(took), said(model, card, engine, each)
+        times = [step(model, quant, card, engine=engine).seconds(1, context) for quant in order]
+        assert times == sorted(times), said(model, card, engine, context)
 
 
 def test_a_smaller_cache_type_is_never_read_slower(chance):
     for _ in range(TRIES):
-        model, card, engine, quant, n, each = drawn(chance)
+        model, card, engine, quant, n, context = drawn(chance)
         if engine == "llamacpp":
             kinds = ("bf16", "q8_0", "q4_0")
         else:
             kinds = ("bf16", "fp8", "turboquant_3bit")
-        took = [
-            step(model, quant, card, engine=engine, kv=kv).seconds(n, n * each) for kv in kinds
+        times = [
+            step(model, quant, card, engine=engine, kv=kv).seconds(n, n * context) for kv in kinds
         ]
-        assert took == sorted(took, reverse=True), said(model, card, engine, quant, n, each)
+        assert times == sorted(times, reverse=True), said(model, card, engine, quant, n, context)
 
 
 def test_a_better_link_of_one_kind_is_never_slower(chance):
     for _ in range(TRIES):
-        model, card, engine, quant, n, each = drawn(chance)
+        model, card, engine, quant, n, context = drawn(chance)
         tp = chance.choice([r for r in valid_rungs(model) if r <= 8])
         prompt = chance.choice([0, 512, 2048])
         links = [
@@ -188,24 +200,24 @@ def test_a_better_link_of_one_kind_is_never_slower(chance):
                 [CardLink("nvlink", 56.2), CardLink("nvlink", 112.0), CardLink("nvlink", 450.0)],
             ]
         )
-        took = [
-            step(model, quant, card, tp, link, engine=engine).seconds(n, n * each, prompt)
+        times = [
+            step(model, quant, card, tp, link, engine=engine).seconds(n, n * context, prompt)
             for link in links
         ]
-        assert took == sorted(took, reverse=True), said(
-            model, card, engine, quant, tp, n, each, prompt
+        assert times == sorted(times, reverse=True), said(
+            model, card, engine, quant, tp, n, context, prompt
         )
 
 
 def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chance):
     for _ in range(TRIES):
-        model, card, engine, quant, n, each = drawn(chance)
+        model, card, engine, quant, n, context = drawn(chance)
         tp = chance.choice([r for r in valid_rungs(model) if r <= 8])
-        alone = step(model, quant, card, engine=engine).seconds(n, n * each)
+        alone = step(model, quant, card, engine=engine).seconds(n, n * context)
         group = step(model, quant, card, tp, CardLink("nvlink", 1e9), engine=engine)
-        free = group.seconds(n, n * each) - group.comm_fixed_s
+        free = group.seconds(n, n * context) - group.comm_fixed_s
         assert alone / tp * 0.999 <= free <= alone * 1.001, said(
-            model, card, engine, quant, tp, n, each
+            model, card, engine, quant, tp, n, context
         )
 
 
@@ -228,7 +240,7 @@ def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
 
 def test_memory_is_never_negative_and_shrinks_with_every_card_of_a_group(chance):
     for _ in range(TRIES):
-        model, card, engine, quant, n, each = drawn(chance)
+        model, card, engine, quant, n, context = drawn(chance)
         spec = some_spec(chance)
         whole = weights_bytes(model, QUANTS[quant], with_vision=False)
         before = None
@@ -242,13 +254,13 @@ def test_memory_is_never_negative_and_shrinks_with_every_card_of_a_group(chance)
                 slots=min(n, 64),
                 spec=spec,
             )
-            plan = memory(setup, card, context=min(each, model.max_context or each))
-            what = said(model, card, engine, quant, tp, n, each, spec)
-            assert all(term.bytes >= 0 for term in plan.terms), what
+            plan = memory(setup, card, context=min(context, model.max_context or context))
+            described = said(model, card, engine, quant, tp, n, context, spec)
+            assert all(term.bytes >= 0 for term in plan.terms), described
             now = (plan.bytes_of("weights"), kv_bytes_per_token(setup))
             if engine != "llamacpp":  # which leaves the embeddings in system memory
-                assert now[0] * tp >= 0.99 * whole, what
-            assert before is None or (now[0] <= before[0] and now[1] <= before[1]), what
+                assert now[0] * tp >= 0.99 * whole, described
+            assert before is None or (now[0] <= before[0] and now[1] <= before[1]), described
             before = now
 
 
@@ -263,39 +275,43 @@ def test_a_larger_card_and_more_utilization_hold_more_and_more_slots_hold_less_e
             model, QUANTS[quant], KV_TYPES["bf16"], engine, slots=slots, batched_tokens=chunk
         )
         context = longest_context(setup, card, slots)
-        what = said(model, card, engine, quant, slots)
+        described = said(model, card, engine, quant, slots)
         assert (
             longest_context(
                 setup, dataclasses.replace(card, memory_gib=card.memory_gib * 1.5), slots
             )
             >= context
-        ), what
-        assert longest_context(replace(setup, slots=2 * slots), card, 2 * slots) <= context, what
-        assert 0 <= context <= (model.max_context or 1 << 20), what
+        ), described
+        assert longest_context(replace(setup, slots=2 * slots), card, 2 * slots) <= context, (
+            described
+        )
+        assert 0 <= context <= (model.max_context or 1 << 20), described
 
 
-def test_a_spark_has_what_cuda_reports_and_from_70_gib_on_vllm_prefills_in_larger_chunks():
+def test_a_spark_has_what_cuda_reports():
     assert usable_bytes(device("dgx-spark")) == pytest.approx(121.7 * GIB, rel=0.03)
+
+
+def test_from_70_gib_on_vllm_prefills_in_larger_chunks():
     card = dataclasses.replace(device("radeon-pro-w7900"), memory_gib=72.0)
     setup = Setup(geometry("gemma-4-31b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=8)
-    assert longest_context(setup, card, 8) < longest_context(
-        replace(setup, batched_tokens=2048), card, 8
-    )
+    in_small_chunks = replace(setup, batched_tokens=2048)
+    assert longest_context(setup, card, 8) < longest_context(in_small_chunks, card, 8)
 
 
 # Loads played through
 
 
-def played(one, load, slots=64, pool=1e9, chunk=2048, replicas=1):
+def played(model_of_step, load, slots=64, pool=1e9, chunk=2048, replicas=1):
     return simulate_load(
-        one, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=replicas
+        model_of_step, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=replicas
     )
 
 
 def test_every_task_ends_after_it_began_and_no_token_is_lost(chance):
     for _ in range(TRIES // 2):
         model, card, engine, quant, _, _ = drawn(chance)
-        one = step(model, quant, card, engine=engine, spec=some_spec(chance))
+        model_of_step = step(model, quant, card, engine=engine, spec=some_spec(chance))
         shape = chance.choice(["steady", "burst", "mixed"])
         agents = chance.choice([1, 2, 3, 5, 8, 33])
         slots = chance.choice([1, 2, 4, 64])
@@ -306,26 +322,27 @@ def test_every_task_ends_after_it_began_and_no_token_is_lost(chance):
         load = PlannedLoad(agents, prompt, answer, shape=shape, spread=spread)
         pool = chance.choice([1e9, 5000, 40])
         chunk = chance.choice([16, 512, 8192])
-        got = played(one, load, slots, pool, chunk, replicas)
-        what = said(model, card, engine, quant, load, slots, pool, chunk, replicas)
-        expected = agents * (1 if shape == "burst" else 14 if spread else 3)
-        assert got.tasks == expected, what
+        got = played(model_of_step, load, slots, pool, chunk, replicas)
+        described = said(model, card, engine, quant, load, slots, pool, chunk, replicas)
+        expected = agents * {"burst": 1, "mixed": 14, "steady": 3}[shape]
+        assert got.tasks == expected, described
         tokens = sum(lengths(expected, load.output_tokens, spread))
-        assert got.effective_tok_s * got.wall_s == pytest.approx(tokens), what
-        assert 0 < got.ttft_s <= got.wall_s * 1.000001, what
-        assert got.running <= min(agents, slots * replicas) + 1e-9, what
+        assert got.effective_tok_s * got.wall_s == pytest.approx(tokens), described
+        assert 0 < got.ttft_s <= got.wall_s * 1.000001, described
+        assert got.running <= min(agents, slots * replicas) + 1e-9, described
 
 
 def test_longer_prompts_never_bring_the_first_token_earlier(chance):
     for _ in range(TRIES // 2):
         model, card, engine, quant, _, _ = drawn(chance)
-        one = step(model, quant, card, engine=engine)
+        model_of_step = step(model, quant, card, engine=engine)
         agents = chance.choice([1, 3, 8, 20])
         slots = chance.choice([1, 4, 64])
         shape = chance.choice(["steady", "burst"])
         prompts = chance.choice([(64, 200), (1000, 4000)])
         short, long = (
-            played(one, PlannedLoad(agents, n, 128, shape=shape), slots).ttft_s for n in prompts
+            played(model_of_step, PlannedLoad(agents, n, 128, shape=shape), slots).ttft_s
+            for n in prompts
         )
         assert short <= long, said(model, card, engine, quant, agents, slots, shape)
 
@@ -333,41 +350,49 @@ def test_longer_prompts_never_bring_the_first_token_earlier(chance):
 def test_more_agents_below_the_slots_never_bring_less_in_a_steady_load(chance):
     for _ in range(TRIES // 2):
         model, card, _, quant, _, _ = drawn(chance, ("vllm", "sglang"))
-        one = step(model, quant, card, spec=some_spec(chance))
+        model_of_step = step(model, quant, card, spec=some_spec(chance))
         agents = chance.choice([1, 2, 4, 8, 16])
         prompt = chance.choice([16, 512, 2048])
-        few, more = (
-            played(one, PlannedLoad(count, prompt, 256)).effective_tok_s
+        few, many = (
+            played(model_of_step, PlannedLoad(count, prompt, 256)).effective_tok_s
             for count in (agents, 2 * agents)
         )
-        assert few <= more * 1.01, said(model, card, quant, agents, prompt)
+        assert few <= many * 1.01, said(model, card, quant, agents, prompt)
 
 
-def test_a_mixed_level_does_not_depend_on_its_length_and_tasks_that_arrive_together_wait_as_a_burst():
-    one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
+PLAIN_STEP = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
+
+
+def test_a_mixed_level_does_not_depend_on_its_length():
     usual = PlannedLoad(8, 1024, 512, shape="mixed", spread=1.0)
-    longer = played(one, replace(usual, tasks=240)).effective_tok_s
-    assert played(one, usual).effective_tok_s == pytest.approx(longer, rel=0.05)
-    flood = played(one, PlannedLoad(4, 2048, 32, tasks=4, rate_per_s=1000.0))
-    burst = played(one, PlannedLoad(4, 2048, 32, tasks=4, shape="burst"))
+    longer = played(PLAIN_STEP, replace(usual, tasks=240)).effective_tok_s
+    assert played(PLAIN_STEP, usual).effective_tok_s == pytest.approx(longer, rel=0.05)
+
+
+def test_tasks_that_arrive_together_wait_as_a_burst():
+    flood = played(PLAIN_STEP, PlannedLoad(4, 2048, 32, tasks=4, rate_per_s=1000.0))
+    burst = played(PLAIN_STEP, PlannedLoad(4, 2048, 32, tasks=4, shape="burst"))
     assert flood.ttft_s == pytest.approx(burst.ttft_s, rel=0.02)
-    two = played(one, PlannedLoad(2, 2048, 32, tasks=2, rate_per_s=1000.0), replicas=2)
-    assert two.wall_s == pytest.approx(
-        played(one, PlannedLoad(1, 2048, 32, tasks=1)).wall_s, rel=0.02
-    )
+
+
+def test_two_tasks_on_two_replicas_take_as_long_as_one_on_one():
+    two_tasks = PlannedLoad(2, 2048, 32, tasks=2, rate_per_s=1000.0)
+    on_two = played(PLAIN_STEP, two_tasks, replicas=2)
+    on_one = played(PLAIN_STEP, PlannedLoad(1, 2048, 32, tasks=1))
+    assert on_two.wall_s == pytest.approx(on_one.wall_s, rel=0.02)
 
 
 def test_twice_the_replicas_for_twice_the_agents_bring_twice_as_much(chance):
     for _ in range(TRIES // 3):
         model, card, _, quant, _, _ = drawn(chance, ("vllm",))
-        one = step(model, quant, card)
+        model_of_step = step(model, quant, card)
         agents = chance.choice([1, 2, 8])
         replicas = chance.randint(1, 3)
         few = played(
-            one, PlannedLoad(agents * replicas, 256, 256), replicas=replicas
+            model_of_step, PlannedLoad(agents * replicas, 256, 256), replicas=replicas
         ).effective_tok_s
         many = played(
-            one, PlannedLoad(2 * agents * replicas, 256, 256), replicas=2 * replicas
+            model_of_step, PlannedLoad(2 * agents * replicas, 256, 256), replicas=2 * replicas
         ).effective_tok_s
         assert many == pytest.approx(2 * few, rel=0.02), said(model, card, quant, agents, replicas)
 
@@ -404,11 +429,14 @@ def test_every_band_holds_its_own_prediction(chance):
         assert 0.005 < around.low < 1 < around.high < 200, said(model, card, engine, n)
 
 
-def test_no_pair_of_cards_talks_faster_than_ten_terabits_and_a_slot_without_lanes_is_refused():
+def test_no_pair_of_cards_talks_faster_than_ten_terabits():
     for card in CARDS:
         link = group_link(parse_rig(f"2x {card.id}"), (0, 1))
         assert (0 < link.gbs <= 1250, link.kind) == (True, default_link(card).kind), card.id
     assert default_link(device("cmp-170hx-64gb")).gbs < 1.2  # a mining card's slot
+
+
+def test_a_slot_without_lanes_is_refused():
     with pytest.raises(UserError):
         choose(geometry("qwen3-8b"), parse_rig("2x rtx-3090: pcie4x0"), PlanGoal(), Pins(tp=2))
 

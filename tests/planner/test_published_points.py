@@ -65,8 +65,9 @@ def test_a_row_without_a_fact_says_which(changes, fact):
     assert why.startswith("memory: ")  # it does not fit
 
 
-def test_a_whole_row_becomes_a_setup_a_load_and_a_figure_and_mixed_cards_are_paced_by_the_slowest():
-    told = case(
+@pytest.fixture(scope="module")
+def whole_case():
+    return case(
         gpu="2x RTX 3090",
         tp="2",
         link="pcie 15.75 p2p",
@@ -82,25 +83,37 @@ def test_a_whole_row_becomes_a_setup_a_load_and_a_figure_and_mixed_cards_are_pac
         graphs="eager",
         shape="burst",
     )
-    setup = told.setup
-    assert (setup.engine, setup.kv.id, setup.slots, setup.layout.tp, setup.graphs) == (
-        "sglang",
-        "fp8",
-        8,
-        2,
-        False,
-    )
+
+
+def test_a_whole_row_becomes_a_setup(whole_case):
+    setup = whole_case.setup
+    assert (setup.engine, setup.kv.id, setup.slots) == ("sglang", "fp8", 8)
+    assert (setup.layout.tp, setup.graphs) == (2, False)
     assert setup.spec == Speculation("mtp", 3, text="code")
-    assert (told.rig.default_link.gbs, told.rig.default_link.p2p) == (15.75, True)
-    assert (told.load.concurrency, told.load.input_tokens, told.load.shape) == (4, 1024, "burst")
-    assert (told.published, told.metric, told.source) == (90, "decode", "github.com/owner/repo")
+    link = whole_case.rig.default_link
+    assert (link.gbs, link.p2p) == (15.75, True)
+
+
+def test_a_whole_row_becomes_a_load_and_a_figure(whole_case):
+    load = whole_case.load
+    assert (load.concurrency, load.input_tokens, load.shape) == (4, 1024, "burst")
+    assert (whole_case.published, whole_case.metric) == (90, "decode")
+    assert whole_case.source == "github.com/owner/repo"
+
+
+def test_mixed_cards_are_paced_by_the_slowest():
     both = case(gpu="RTX 5090 + RTX 3090 Ti")
     assert (both.card.bandwidth_gbs, both.card.memory_gib, both.setup.layout.tp) == (1008, 24, 2)
     assert both.rig.default_link.p2p is False
-    assert (both.setup.engine, both.setup.slots, both.load.output_tokens) == ("vllm", None, 512)
 
 
-def test_nearly_every_complete_row_becomes_a_case_and_nonsense_a_missing_fact_and_no_traceback():
+def test_what_a_row_does_not_say_is_the_usual():
+    plain = case(gpu="RTX 5090 + RTX 3090 Ti")
+    assert (plain.setup.engine, plain.setup.slots) == ("vllm", None)
+    assert plain.load.output_tokens == 512
+
+
+def test_nearly_every_complete_row_becomes_a_case():
     whole = [
         (n, cells)
         for n, cells in rows("published_points.csv")
@@ -113,30 +126,35 @@ def test_nearly_every_complete_row_becomes_a_case_and_nonsense_a_missing_fact_an
             read += 1
     assert read > 780
     assert read >= 0.97 * len(whole)
+
+
+JUNK = [
+    "",
+    "0",
+    "-1",
+    "nan",
+    "inf",
+    "1e400",
+    "x" * 300,
+    "NULL",
+    "1,5",
+    "🐝",
+    "2x",
+    "k=999999",
+    "a100 + ",
+    "+",
+]
+
+
+def test_nonsense_in_a_row_is_a_missing_fact_and_no_traceback():
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
     pool = [cells for _, cells in rows("published_points.csv")]
-    junk = [
-        "",
-        "0",
-        "-1",
-        "nan",
-        "inf",
-        "1e400",
-        "x" * 300,
-        "NULL",
-        "1,5",
-        "🐝",
-        "2x",
-        "k=999999",
-        "a100 + ",
-        "+",
-    ]
     for _ in range(100):
         cells = dict(chance.choice(pool))
         for name in chance.sample(sorted(cells), chance.randint(1, 6)):
-            cells[name] = chance.choice(junk)
+            cells[name] = chance.choice(JUNK)
         with suppress(Unpredictable):
             assert read_case(2, cells).published > 0
         assert validate([(2, cells)]).rows == 1

@@ -26,22 +26,48 @@ def test_cards_are_counted_however_they_are_typed(text, names):
     assert [card.id for card in parse_rig(text).cards] == names
 
 
-def test_links_are_told_of_all_cards_and_pairs_or_follow_from_the_cards():
-    assert parse_rig("2x rtx-3090").link(0, 1).p2p is False
-    assert parse_rig("2x rtx-3090: p2p").link(0, 1).p2p is True
-    assert parse_rig("2x rtx-a6000").link(0, 1).p2p is True
-    assert parse_rig("2x rtx-6000-ada").link(0, 1).p2p is True
-    kinds = [is_geforce(parse_rig(name).cards[0]) for name in ("rtx-5090", "rtx-pro-6000", "l40s")]
-    assert kinds == [True, False, False]
-    # `--link nvlink` on four 3090s is two bridged pairs with PCIe between them.
+@pytest.mark.parametrize(
+    ("text", "p2p"),
+    [
+        ("2x rtx-3090", False),
+        ("2x rtx-3090: p2p", True),
+        ("2x rtx-a6000", True),
+        ("2x rtx-6000-ada", True),
+    ],
+)
+def test_geforce_cards_do_not_read_each_other_unless_it_is_said(text, p2p):
+    assert parse_rig(text).link(0, 1).p2p is p2p
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("rtx-5090", True), ("rtx-pro-6000", False), ("l40s", False)]
+)
+def test_a_geforce_card_is_known_by_its_name(name, expected):
+    assert is_geforce(parse_rig(name).cards[0]) is expected
+
+
+def test_nvlink_on_four_3090s_is_two_bridged_pairs():
+    """`--link nvlink`: PCIe is between the pairs."""
     rig = parse_rig("4x rtx-3090", "nvlink")
     kinds = {(a, b): rig.link(a, b).kind for a in range(4) for b in range(a + 1, 4)}
     assert [pair for pair, kind in kinds.items() if kind == "nvlink"] == [(0, 1), (2, 3)]
     assert parse_rig("2x rtx-3090", "nvlink").link(0, 1).gbs == 56.2
-    assert parse_rig("8x h100-sxm").link(0, 7).kind == "nvlink"
-    assert parse_rig("8x h200").link(3, 4).kind == "nvlink"
-    assert parse_rig("2x h100-pcie").link(0, 1).kind == "pcie"
-    assert parse_rig("2x h100-sxm", "pcie").link(0, 1).kind == "pcie"
+
+
+@pytest.mark.parametrize(
+    ("text", "link", "pair", "kind"),
+    [
+        ("8x h100-sxm", None, (0, 7), "nvlink"),
+        ("8x h200", None, (3, 4), "nvlink"),
+        ("2x h100-pcie", None, (0, 1), "pcie"),
+        ("2x h100-sxm", "pcie", (0, 1), "pcie"),
+    ],
+)
+def test_a_link_follows_from_the_cards_or_is_said_of_all(text, link, pair, kind):
+    assert parse_rig(text, link).link(*pair).kind == kind
+
+
+def test_links_are_said_of_pairs_and_of_the_others():
     rig = parse_rig("4x rtx-3090: nvlink(0-1,2-3), pcie4x8")
     assert (rig.link(0, 1).kind, rig.link(2, 3).kind) == ("nvlink", "nvlink")
     assert rig.link(0, 2).title == rig.link(1, 3).title == "PCIe 4.0 x8"
@@ -85,11 +111,11 @@ def host(*gpus, links=()):
     )
 
 
-def gpu(index, name="NVIDIA GeForce RTX 3090", gib=24, **more):
-    return Gpu(index, name, gib << 30, **more)
+def gpu(index, name="NVIDIA GeForce RTX 3090", gib=24, **facts):
+    return Gpu(index, name, gib << 30, **facts)
 
 
-def test_this_machine_is_read_with_its_links_and_an_unknown_card_or_none_is_said():
+def test_this_machine_is_read_with_its_links():
     slots = {"pcie_generation_max": 4, "pcie_lanes": 8}
     facts = host(
         gpu(0, **slots),
@@ -101,10 +127,17 @@ def test_this_machine_is_read_with_its_links_and_an_unknown_card_or_none_is_said
     assert [card.id for card in rig.cards] == ["rtx-3090"] * 3
     assert (rig.link(0, 1).kind, rig.link(0, 1).gbs) == ("nvlink", 56.2)
     assert (rig.link(0, 2).title, rig.link(0, 2).p2p) == ("PCIe 4.0 x8", False)
-    found = rig_of_host(host(gpu(0, "NVIDIA GeForce RTX 5999", 48, compute_capability="12.0")))
-    (card,) = found.rig.cards
+
+
+def test_an_unknown_card_of_this_machine_is_taken_as_its_relative_and_said():
+    unknown = gpu(0, "NVIDIA GeForce RTX 5999", 48, compute_capability="12.0")
+    resolved = rig_of_host(host(unknown))
+    (card,) = resolved.rig.cards
     assert (card.memory_gib, card.family) == (48, "blackwell")
-    assert "is not in the catalogue" in found.notes[0]
+    assert "is not in the catalogue" in resolved.notes[0]
+
+
+def test_a_machine_without_a_card_that_reports_enough_is_refused():
     with pytest.raises(UserError, match="reports too little"):
         rig_of_host(host(Gpu(0, "Mystery", None)))
     with pytest.raises(UserError, match="no GPU was found") as caught:

@@ -42,27 +42,37 @@ def read_example(text):
     """
     words, _, cards = text.partition(" on ")
     model, quant, *settings = words.split()
-    told = dict(setting.split("=") for setting in settings)
-    layout = {key: int(told.pop(key)) for key in ("tp", "pp", "ep", "replicas") if key in told}
-    link, (method, _, depth) = told.pop("link", None), told.pop("spec", "").partition(":")
+    values = dict(setting.split("=") for setting in settings)
+    layout = {key: int(values.pop(key)) for key in ("tp", "pp", "ep", "replicas") if key in values}
+    link = values.pop("link", None)
+    method, _, depth = values.pop("spec", "").partition(":")
     if cards == "nothing":
         rig = Rig(())
     else:
         rig = parse_rig(cards, None if link == "none" else link)
-    more = {key: SETTINGS[key](value) for key, value in told.items() if key in SETTINGS}
-    kv = told.get("kv", "bf16")
-    engine = told.get("engine", "vllm")
-    made = setup(
-        geometry(model), quant, kv, engine, **layout, spec=int(depth or 0), method=method, **more
+    options = {key: SETTINGS[key](value) for key, value in values.items() if key in SETTINGS}
+    kv = values.get("kv", "bf16")
+    engine = values.get("engine", "vllm")
+    engine_setup = setup(
+        geometry(model),
+        quant,
+        kv,
+        engine,
+        **layout,
+        spec=int(depth or 0),
+        method=method,
+        **options,
     )
-    return made, replace(rig, default_link=None) if link == "none" else rig
+    if link == "none":
+        rig = replace(rig, default_link=None)
+    return engine_setup, rig
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.verdict}")
 def test_a_case_answers_to_its_example(case):
-    made, on = read_example(case.example)
-    assert rules()[case.rule].find(Facts(made, on)) is case
-    assert [f.verdict for f in check(made, on) if f.rule == case.rule] == [case.verdict]
+    engine_setup, on = read_example(case.example)
+    assert rules()[case.rule].find(Facts(engine_setup, on)) is case
+    assert [f.verdict for f in check(engine_setup, on) if f.rule == case.rule] == [case.verdict]
 
 
 # What is worked out rather than quoted: a rule's example, and a piece of the sentence.
@@ -92,11 +102,14 @@ def test_a_sentence_names_what_was_worked_out(rule, example, piece):
     assert piece in sentence
 
 
-def test_every_rule_has_an_id_and_the_first_refusal_is_the_reason_of_all_or_of_those_named():
+def test_the_first_refusal_is_the_reason_of_all_rules_or_of_those_named():
     bad = setup(GEMMA4_31B, "fp8", "fp8_e5m2", tp=5), rig(RTX_3090, 5, PCIE)
     assert refusal(*bad).rule == "heads"
     assert find_first("refused", *bad, ("driver", "kv-fp8", "heads")).rule == "kv-fp8"
     assert refusal(setup(GEMMA4_31B, tp=4), rig(RTX_3090, 4, PCIE)) is None
+
+
+def test_every_rule_has_an_id_of_its_own():
     text = files("skep.planner").joinpath("rules.toml").read_text(encoding="utf-8")
     assert text.count("[[rule]]") == len(rules()) >= 30
 
@@ -137,28 +150,47 @@ def any_rig(rng):
     )
 
 
-def test_no_setup_makes_a_rule_raise_and_every_sentence_is_a_line_that_names_something():
+@pytest.fixture(scope="module")
+def findings_of_any_setups():
+    """What the rules say of a thousand setups and rigs drawn at random; none makes one raise."""
     rng = Random(11)
-    for _ in range(1000):
-        made = any_setup(rng)
-        on = any_rig(rng)
-        findings = check(made, on)
-        assert len({f.rule for f in findings}) == len(findings)
+    drawn = [(any_setup(rng), any_rig(rng)) for _ in range(1000)]
+    return [(engine_setup, on, check(engine_setup, on)) for engine_setup, on in drawn]
+
+
+def test_a_rule_says_one_thing_of_any_setup(findings_of_any_setups):
+    for _, _, findings in findings_of_any_setups:
+        assert len({finding.rule for finding in findings}) == len(findings)
+
+
+def test_every_sentence_is_one_line_without_a_full_stop(findings_of_any_setups):
+    sentences = {
+        finding.sentence for _, _, findings in findings_of_any_setups for finding in findings
+    }
+    for sentence in sentences:
+        assert "\n" not in sentence
+        assert 20 < len(sentence) < 260
+        assert not sentence.endswith(".")
+
+
+def test_every_sentence_names_a_number_or_what_it_is_about(findings_of_any_setups):
+    for engine_setup, on, findings in findings_of_any_setups:
         named = {
-            made.model.id,
-            made.engine,
-            made.quant.title,
-            made.kv.title,
+            engine_setup.model.id,
+            engine_setup.engine,
+            engine_setup.quant.title,
+            engine_setup.kv.title,
             *(card.id for card in on.cards),
         }
         for finding in findings:
+            has_number = any(letter.isdigit() for letter in finding.sentence)
+            assert has_number or any(name in finding.sentence for name in named)
+
+
+def test_every_finding_has_a_verdict_a_source_and_no_empty_remedy(findings_of_any_setups):
+    for _, _, findings in findings_of_any_setups:
+        for finding in findings:
             assert finding.verdict in ("refused", "costs", "depends", "fine")
-            assert "\n" not in finding.sentence
-            assert 20 < len(finding.sentence) < 260
-            assert not finding.sentence.endswith(".")
-            assert any(c.isdigit() for c in finding.sentence) or any(
-                name in finding.sentence for name in named
-            )
             assert finding.source
             assert finding.remedy is None or finding.remedy
 

@@ -74,8 +74,10 @@ class KnownBench:
             return self.judged(request.challenger)
         assert isinstance(request, records.MeasureRequest)
         starts = tuple(self.start(config, request.readings) for config in request.configs)
-        each = self.effects.start_seconds + (request.readings + 1) * self.effects.reading_seconds
-        return records.MeasurementRound(starts, each * len(request.configs))
+        seconds_of_each = (
+            self.effects.start_seconds + (request.readings + 1) * self.effects.reading_seconds
+        )
+        return records.MeasurementRound(starts, seconds_of_each * len(request.configs))
 
     def start(self, config, readings):
         failure = self.fails(config)
@@ -107,13 +109,13 @@ class KnownBench:
         ]
 
 
-def searched(search, bench, most=400):
+def searched(search, bench, limit=400):
     """To its end; every answer, in order."""
     answers = []
     while (request := search.request) is not None:
         answers.append(bench.carry_out(request))
         search.tell(answers[-1])
-        assert len(answers) < most, "it does not end"
+        assert len(answers) < limit, "it does not end"
     return answers
 
 

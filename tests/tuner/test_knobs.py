@@ -47,24 +47,25 @@ def values(base, box=DUAL, goal=AIM, **how):
 
 
 def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
-    found = values(dense())
-    assert {
-        "graphs",
-        "memory_share",
-        "slots",
-        "kv",
-        "batched_tokens",
-        "mtp",
-        "ngram",
-        "layout",
-    } <= set(found)
-    assert {"2x TP=1", "TP=2"} <= set(found["layout"])
-    assert found["kv"] == ("auto", "fp8_e5m2")
-    assert found["slots"] == (1, 2, 3, 4, 6, 8)
-    assert found["mtp"] == tuple(range(9))
+    names = {"graphs", "memory_share", "slots", "kv", "batched_tokens", "mtp", "ngram", "layout"}
+    assert names <= set(values(dense()))
+
+
+def test_knobs_of_vllm_on_two_cards_have_the_values_that_are_worth_a_try():
+    offered = values(dense())
+    assert {"2x TP=1", "TP=2"} <= set(offered["layout"])
+    assert offered["kv"] == ("auto", "fp8_e5m2")
+    assert offered["slots"] == (1, 2, 3, 4, 6, 8)
+    assert offered["mtp"] == tuple(range(9))
+
+
+def test_pairs_that_interact_are_of_knobs_that_are_offered():
     knobs = space_of(dense(), AIM, DUAL)
     assert {("slots", "memory_share"), ("mtp", "layout")} <= set(pairs_of(knobs))
     assert {name for pair in pairs_of(knobs) for name in pair} <= {knob.name for knob in knobs}
+
+
+def test_a_mixture_may_spread_its_experts():
     experts = baseline_of("qwen3.6-35b-a3b", AIM, DUAL, engine="vllm", simulated=True)
     assert "TP=2 + EP=2" in values(experts)["layout"]
 
@@ -79,8 +80,8 @@ def test_a_model_without_mtp_layers_is_offered_none():
 
 def test_the_cpu_engine_turns_threads_and_batches():
     base = baseline_of("smollm2-135m", AIM, TuneMachine(4), engine="embedded")
-    found = values(base, TuneMachine(4))
-    assert set(found) == {
+    offered = values(base, TuneMachine(4))
+    assert set(offered) == {
         *(
             "slots",
             "threads",
@@ -92,16 +93,16 @@ def test_the_cpu_engine_turns_threads_and_batches():
             "ngram",
         )
     }
-    assert found["threads"] == (1, 2, 3, 4)
-    assert found["replicas"] == (1, 2, 4)
+    assert offered["threads"] == (1, 2, 3, 4)
+    assert offered["replicas"] == (1, 2, 4)
     assert "replicas" not in values(base, TuneMachine(4), TuneGoal("task_tok_s", 1))
 
 
 def test_llama_cpp_on_cards_splits_by_layer_by_tensor_or_not_at_all():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="llamacpp", checkpoint="qwen3-8b-Q4_K_M.gguf")
-    found = values(base)
-    assert set(found["layout"]) == {"2x TP=1", "TP=2", "TP=1 + PP=2"}
-    assert "threads" not in found
+    offered = values(base)
+    assert set(offered["layout"]) == {"2x TP=1", "TP=2", "TP=1 + PP=2"}
+    assert "threads" not in offered
 
 
 def test_ollama_decides_most_by_itself():
@@ -124,18 +125,18 @@ def test_what_the_presets_own_flags_say_is_left_alone():
 
 def test_a_base_off_the_ladder_becomes_a_rung_of_it():
     base = apply_config(dense(), config_of(dense(), ()).turned({"slots": 5, "memory_share": 0.87}))
-    found = values(base)
-    assert found["slots"] == (1, 2, 3, 4, 5, 6, 8)
-    assert found["memory_share"] == (0.8, 0.85, 0.87, 0.9, 0.92, 0.95)
+    offered = values(base)
+    assert offered["slots"] == (1, 2, 3, 4, 5, 6, 8)
+    assert offered["memory_share"] == (0.8, 0.85, 0.87, 0.9, 0.92, 0.95)
 
 
 def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
     """They would be the same configuration under another number."""
     small = TuneGoal("effective_tok_s", 2, 32, 16)
     base = baseline_of("smollm2-135m", small, TuneMachine(2), engine="embedded")
-    found = values(base, TuneMachine(2), small)
-    assert found["batched_tokens"] == (64, 128, 512)  # the last is its own
-    assert found["ngram"] == (0, 2, 4, 8)
+    offered = values(base, TuneMachine(2), small)
+    assert offered["batched_tokens"] == (64, 128, 512)  # the last is its own
+    assert offered["ngram"] == (0, 2, 4, 8)
     assert values(dense(), goal=replace(AIM, input_tokens=2000))["batched_tokens"][-1] == 8192
 
 
@@ -147,9 +148,9 @@ def test_another_checkpoint_does_not_inherit_the_format_of_the_first():
     base = baseline_of(
         "qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint=names[0], quant=QUANTS["awq"]
     )
-    said = replace(base, options=replace(base.options, quant="awq_marlin"))
-    kept, other = (apply_config(said, KnobConfig.of({"checkpoint": name})) for name in names)
-    assert (kept.options.quant, other.options.quant, other.checkpoint) == (
+    named = replace(base, options=replace(base.options, quant="awq_marlin"))
+    same, changed = (apply_config(named, KnobConfig.of({"checkpoint": name})) for name in names)
+    assert (same.options.quant, changed.options.quant, changed.checkpoint) == (
         "awq_marlin",
         None,
         names[1],
@@ -175,12 +176,12 @@ def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
     assert contradictions(base) == []
     knobs = space_of(base, AIM, box)
     effects = Predictor(base, rig, AIM, knobs)
-    here = config_of(base, knobs)
-    assert effects.refusal(here) is None
+    start = config_of(base, knobs)
+    assert effects.refusal(start) is None
     for knob in knobs:
-        assert here[knob.name] in knob.values
+        assert start[knob.name] in knob.values
         for value in knob.values:
-            config = here.turned({knob.name: value})
+            config = start.turned({knob.name: value})
             if effects.refusal(config) is None:
                 preset = apply_config(base, config)
                 assert contradictions(preset) == []
@@ -212,8 +213,8 @@ def test_a_safe_beginning_is_plain():
 
 def test_a_model_of_nobodys_catalogue_is_called_as_its_file_is():
     """Else the preset of the best so far could not be read again."""
-    known = geometry("smollm2-135m")
-    box = TuneMachine(2, model=dataclasses.replace(known, id="some-header-says-this"))
+    model = geometry("smollm2-135m")
+    box = TuneMachine(2, model=dataclasses.replace(model, id="some-header-says-this"))
     base = baseline_of(
         "/models/Mine.Q4_1.gguf", AIM, box, engine="embedded", checkpoint="/models/Mine.Q4_1.gguf"
     )
@@ -254,7 +255,7 @@ def test_there_is_room_for_a_task_and_for_what_was_asked():
 
 
 @pytest.mark.parametrize(
-    ("model", "goal", "engine", "checkpoint", "said"),
+    ("model", "goal", "engine", "checkpoint", "message"),
     [
         (
             "smollm2-135m",
@@ -268,8 +269,8 @@ def test_there_is_room_for_a_task_and_for_what_was_asked():
         ("llama-3.1-405b", AIM, "vllm", "a/x", "does not fit"),
     ],
 )
-def test_what_cannot_begin_is_refused(model, goal, engine, checkpoint, said):
-    with pytest.raises((UserError, DoesNotFit), match=said):
+def test_what_cannot_begin_is_refused(model, goal, engine, checkpoint, message):
+    with pytest.raises((UserError, DoesNotFit), match=message):
         baseline_of(model, goal, DUAL, engine=engine, checkpoint=checkpoint)
 
 
@@ -309,15 +310,15 @@ def test_every_value_of_every_knob_is_found_again_in_the_preset(preset):
     else:
         box = TuneMachine(8, parse_rig(preset.hardware, preset.link))
     base = prepared(preset, AIM, box)
-    for one in (preset, base):
-        knobs = space_of(one, AIM, box)
-        config = config_of(one, knobs)
-        assert apply_config(one, config) == one
+    for candidate in (preset, base):
+        knobs = space_of(candidate, AIM, box)
+        config = config_of(candidate, knobs)
+        assert apply_config(candidate, config) == candidate
     drafts = {name: 0 for name in ("mtp", "ngram") if name in config.as_dict}
     for knob in knobs:
         for value in knob.values:
-            wanted = config.turned({**(drafts if knob.name in drafts else {}), knob.name: value})
-            assert config_of(apply_config(base, wanted), knobs) == wanted, knob.name
+            turned = config.turned({**(drafts if knob.name in drafts else {}), knob.name: value})
+            assert config_of(apply_config(base, turned), knobs) == turned, knob.name
 
 
 def test_one_method_drafts_at_a_time():

@@ -39,8 +39,8 @@ def on_cpu():
 
 
 def test_a_configuration_is_the_planners_setup(dense):
-    effects, here = dense
-    config = here.turned(
+    effects, start = dense
+    config = start.turned(
         {"layout": "2x TP=1", "mtp": 3, "kv": "fp8_e5m2", "graphs": True, "slots": 2}
     )
     setup = effects.setup(config)
@@ -49,34 +49,35 @@ def test_a_configuration_is_the_planners_setup(dense):
     assert (setup.slots, setup.graphs, setup.utilization, setup.context) == (2, True, 0.85, 2048)
     blind = replace(effects.base, options=replace(effects.base.options, text_only=True))
     predictor = Predictor(blind, DUAL.rig, AIM, effects.knobs)
-    assert not predictor.setup(here).vision, "a vision tower that is not loaded takes no room"
+    assert not predictor.setup(start).vision, "a vision tower that is not loaded takes no room"
 
 
 def test_the_steps_of_the_write_up_are_foreseen(dense):
     """Graphs, MTP and a second replica were steps of its search."""
-    effects, here = dense
-    figure = effects.predict(here)
+    effects, config = dense
+    figure = effects.predict(config)
     for change in (
         {"graphs": True},
         {"graphs": True, "mtp": 3},
         {"graphs": True, "layout": "2x TP=1"},
     ):
-        assert effects.predict(here.turned(change)) > 1.1 * figure
-    assert effects.predict(here.turned({"slots": 1})) < 0.8 * figure
+        assert effects.predict(config.turned(change)) > 1.1 * figure
+    assert effects.predict(config.turned({"slots": 1})) < 0.8 * figure
 
 
-def test_what_the_planner_knows_nothing_of_leaves_the_figure_and_on_a_cpu_that_is_all(
-    dense, on_cpu
-):
-    effects, here = dense
-    assert effects.predict(here.turned({"ngram": 2})) == effects.predict(here)
-    effects, here = on_cpu
-    assert effects.predict(here) is None
-    assert effects.reading_s(here) > 0
+def test_what_the_planner_knows_nothing_of_leaves_the_figure_as_it_is(dense):
+    effects, config = dense
+    assert effects.predict(config.turned({"ngram": 2})) == effects.predict(config)
+
+
+def test_on_a_cpu_nothing_is_foreseen(on_cpu):
+    effects, config = on_cpu
+    assert effects.predict(config) is None
+    assert effects.reading_s(config) > 0
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"mtp": 3, "ngram": 2}, "cannot be combined"),
         ({"layout": "TP=1 + PP=2", "mtp": 3}, "vLLM does not start with mtp n=3 and PP=2"),
@@ -85,28 +86,28 @@ def test_what_the_planner_knows_nothing_of_leaves_the_figure_and_on_a_cpu_that_i
         ({"layout": "sideways"}, "is not a layout"),
     ],
 )
-def test_what_cannot_start_is_refused_with_the_reason(dense, change, said):
-    effects, here = dense
-    assert effects.refusal(here) is None
-    assert said in (effects.refusal(here.turned(change)) or "")
-    assert effects.predict(here.turned(change)) is None or said not in (
+def test_what_cannot_start_is_refused_with_the_reason(dense, change, reason):
+    effects, config = dense
+    assert effects.refusal(config) is None
+    assert reason in (effects.refusal(config.turned(change)) or "")
+    assert effects.predict(config.turned(change)) is None or reason not in (
         "cannot be combined",
         "is not a layout",
     )
-    assert effects.start_s(here.turned(change)) > 0
+    assert effects.start_s(config.turned(change)) > 0
 
 
 def test_a_reading_is_as_long_as_the_bench_makes_it_and_a_start_as_its_weights_take(dense):
-    effects, here = dense
-    per_s = effects.predict(here) / AIM.output_tokens
-    assert effects.reading_s(here) == pytest.approx(tasks_for(AIM.concurrency, [per_s]) / per_s)
-    assert RUN_S <= effects.reading_s(here) <= TOO_LONG_S
-    assert 30 < effects.start_s(here) < effects.start_s(here.turned({"graphs": True})) < 200
+    effects, config = dense
+    per_s = effects.predict(config) / AIM.output_tokens
+    assert effects.reading_s(config) == pytest.approx(tasks_for(AIM.concurrency, [per_s]) / per_s)
+    assert RUN_S <= effects.reading_s(config) <= TOO_LONG_S
+    assert 30 < effects.start_s(config) < effects.start_s(config.turned({"graphs": True})) < 200
 
 
 def test_single_tasks_have_a_figure_of_their_own():
-    alone, here = planned(records.TuneGoal("task_tok_s", 1))
-    assert alone.predict(here) == pytest.approx(alone.outcome(here).task_tok_s)
+    alone, config = planned(records.TuneGoal("task_tok_s", 1))
+    assert alone.predict(config) == pytest.approx(alone.outcome(config).task_tok_s)
 
 
 FAST = records.KnobConfig.of({"graphs": True})
@@ -195,13 +196,13 @@ def test_what_does_not_start_says_why(kind, start_s):
 
 
 def test_what_is_read_is_what_is_foreseen_but_for_the_noise():
-    space, here = planned(replace(AIM, slo="ttft=1s,tpot=10ms"))
-    faster = here.turned({"graphs": True})
-    starts = measured((here, faster), 2, bench=SimulatedBench(space, seed=1, noise=STILL)).starts
+    space, config = planned(replace(AIM, slo="ttft=1s,tpot=10ms"))
+    faster = config.turned({"graphs": True})
+    starts = measured((config, faster), 2, bench=SimulatedBench(space, seed=1, noise=STILL)).starts
     for start in starts:
         assert start.figures == pytest.approx([space.predict(start.config)] * 2)
     assert starts[1].figures > starts[0].figures
-    reading = space.figure(here)
+    reading = space.figure(config)
     assert reading.over_limit == pytest.approx(max(reading.ttft_ms / 1000, reading.tpot_ms / 10))
-    failure = Predictor(space.base, parse_rig("2x rtx-3060"), AIM, space.knobs).figure(here)
+    failure = Predictor(space.base, parse_rig("2x rtx-3060"), AIM, space.knobs).figure(config)
     assert (failure.kind, failure.cause[:9]) == ("out-of-memory", "SIMULATED")

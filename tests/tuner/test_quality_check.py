@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from skep.host.facts import NvidiaReport, read_host
 from skep.quality.banks import Bank
 from skep.quality.judging import Judge
+from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.store.verdicts import VerdictOutcome
 from skep.testing.process import FakeEngine
@@ -24,7 +25,7 @@ from skep.tuner.quality_check import (
     compared,
     open_guard,
 )
-from skep.tuner.records import KnobConfig
+from skep.tuner.records import BenchProgress, KnobConfig
 from skep.workload.items import Checker, Item
 
 HOST = read_host(NvidiaReport())
@@ -96,9 +97,9 @@ HALF = Sheet({str(n): RIGHT if n < 48 else LATE for n in range(96)})
 )
 def test_what_two_sheets_allow_to_say(before, after, ok, skipped, words):
     """Three lost of 48 are six points, which chance alone may do; two are four."""
-    found = compared(before, after, 0.05)
-    assert (found.ok, found.skipped) == (ok, skipped)
-    assert words in found.words
+    result = compared(before, after, 0.05)
+    assert (result.ok, result.skipped) == (ok, skipped)
+    assert words in result.words
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ class At:
 
 
 def numbers(count):
-    asked = [({"role": "user", "content": f"say number {n}."},) for n in range(count)]
-    items = [Item(f"n{n}", asked[n], Checker("number", {"answer": n}), 8) for n in range(count)]
+    prompts = [({"role": "user", "content": f"say number {n}."},) for n in range(count)]
+    items = [Item(f"n{n}", prompts[n], Checker("number", {"answer": n}), 8) for n in range(count)]
     return Bank("numbers", tuple(items), count)
 
 
@@ -138,42 +139,69 @@ def sheets(engine, guard, *configs):
 PLAN = GuardPlan(concurrency=4, items=24, delta=0.2, seed=7, tuning="t1")
 
 
-def test_a_configuration_that_answers_worse_is_caught_and_each_is_asked_once(answers, store):
-    """Both sides are asked the same at the goal's concurrency; what they said is stored and
-    judged.
-    """
-    heard = []
+@dataclass(frozen=True)
+class Comparison:
+    """A good and a bad configuration that were asked the same."""
 
-    async def run(good, bad):
-        guard = QualityGuard(numbers(24), PLAN, Judge(None), store, HOST)
+    guard: QualityGuard
+    good: Sheet
+    bad: Sheet
+    events: list[BenchProgress]
+
+
+@pytest.fixture(scope="module")
+def comparison(answers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison")
+    events = []
+
+    async def run(guard, good_engine, bad_engine):
         assert guard.known(PLAIN) is None
-        before = await guard.answers(At(good.url), PLAIN, heard.append)
-        after = await guard.answers(At(bad.url), NARROW, heard.append)
-        assert guard.known(PLAIN) is before
-        return guard.compare(before, after), guard.compare(before, before)
+        good = await guard.answers(At(good_engine.url), PLAIN, events.append)
+        bad = await guard.answers(At(bad_engine.url), NARROW, events.append)
+        return Comparison(guard, good, bad, events)
 
     with (
-        FakeEngine(slots=4, token_ms=0.1, answers=answers) as good,
-        FakeEngine(slots=4, token_ms=0.1, answers=answers, wrong_share="0.6") as bad,
+        open_store(folder / "store.sqlite3") as store,
+        FakeEngine(slots=4, token_ms=0.1, answers=answers) as good_engine,
+        FakeEngine(slots=4, token_ms=0.1, answers=answers, wrong_share="0.6") as bad_engine,
     ):
-        worse, same = asyncio.run(run(good, bad))
+        guard = QualityGuard(numbers(24), PLAN, Judge(None), store, HOST)
+        yield asyncio.run(run(guard, good_engine, bad_engine))
+
+
+def test_a_configuration_that_answers_worse_is_caught(comparison):
+    worse = comparison.guard.compare(comparison.good, comparison.bad)
+    same = comparison.guard.compare(comparison.good, comparison.good)
     assert (worse.ok, same.ok) == (False, True)
     assert "right against 24: worse by at least" in worse.words
-    assert [one.activity for one in heard] == ["judging"] * 48
-    assert (heard[23].reading, heard[23].readings, heard[23].config) == (24, 24, PLAIN)
-    newest, first = store.runs()
-    assert (first.kind, first.state, first.config["tuning"]) == (
-        "tune-quality",
-        RunState.DONE,
-        "t1",
-    )
+
+
+def test_each_configuration_is_asked_once_and_its_sheet_is_kept(comparison):
+    events = comparison.events
+    assert comparison.guard.known(PLAIN) is comparison.good
+    assert [event.activity for event in events] == ["judging"] * 48
+    assert (events[23].reading, events[23].readings, events[23].config) == (24, 24, PLAIN)
+
+
+def test_the_answers_of_a_configuration_are_a_stored_run(comparison):
+    newest, first = comparison.guard.store.runs()
+    assert (first.kind, first.state) == ("tune-quality", RunState.DONE)
+    assert first.config["tuning"] == "t1"
     assert first.config["configuration"] == {"kv": "f16"}
     assert first.fingerprint != newest.fingerprint
+
+
+def test_answers_are_asked_at_the_goals_concurrency_stored_and_judged(comparison):
+    store = comparison.guard.store
+    _, first = store.runs()
     rows = store.requests(first.id)
     verdicts = store.verdicts(first.id)
     assert len(rows) == len(verdicts) == len(store.items(first.id)) == 24
     assert all(verdict.passed for verdict in verdicts)
-    assert max(sum(o.started_s <= r.started_s < o.ended_s for o in rows) for r in rows) == 4
+    at_once = [
+        sum(beside.started_s <= row.started_s < beside.ended_s for beside in rows) for row in rows
+    ]
+    assert max(at_once) == 4
 
 
 def test_every_item_has_room_for_a_model_that_thinks_aloud(store, tmp_path):
@@ -184,9 +212,9 @@ def test_every_item_has_room_for_a_model_that_thinks_aloud(store, tmp_path):
 
 def test_an_endpoint_that_is_gone_is_told_and_not_remembered(store):
     guard = QualityGuard(numbers(4), PLAN, Judge(None), store, HOST)
-    [found] = sheets(At("http://127.0.0.1:1"), guard, PLAIN)
-    assert found.is_silent
-    assert "127.0.0.1:1" in found.fault
+    [silent] = sheets(At("http://127.0.0.1:1"), guard, PLAIN)
+    assert silent.is_silent
+    assert "127.0.0.1:1" in silent.fault
     assert (guard.known(PLAIN), store.runs()) == (None, [])
 
 
@@ -204,12 +232,16 @@ def test_asking_that_is_broken_off_leaves_no_sheet_and_a_run_that_says_so(answer
 
     with FakeEngine(slots=4, token_ms=5, answers=answers) as engine:
         assert asyncio.run(run(engine)) is None
-    (found,) = store.runs()
-    assert (found.state, found.error, store.verdicts(found.id)) == (RunState.INTERRUPTED, None, [])
+    (stored_run,) = store.runs()
+    assert (stored_run.state, stored_run.error, store.verdicts(stored_run.id)) == (
+        RunState.INTERRUPTED,
+        None,
+        [],
+    )
 
 
 def test_a_slow_engine_is_asked_fewer(answers, store):
     with FakeEngine(slots=4, token_ms=0.1, answers=answers) as engine:
         guard = QualityGuard(numbers(24), replace(PLAN, most_s=0.0), Judge(None), store, HOST)
-        [found] = sheets(engine, guard, PLAIN)
-    assert len(found.outcomes) == 4  # one for each agent
+        [short] = sheets(engine, guard, PLAIN)
+    assert len(short.outcomes) == 4  # one for each agent

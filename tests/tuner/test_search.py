@@ -36,9 +36,9 @@ def effects_of(*knobs, **effects):
 
 def run(*knobs, seed=0, goal=GOAL, budget_s=20 * HOURS, effects=None, **how):
     """A search to its end; `how`: what the bench does with a configuration."""
-    known = effects_of(*knobs, **(effects or {}))
-    search = KnobSearch(known, known.baseline, goal, budget_s=budget_s)
-    bench = KnownBench(known, seed)
+    effects_of_knobs = effects_of(*knobs, **(effects or {}))
+    search = KnobSearch(effects_of_knobs, effects_of_knobs.baseline, goal, budget_s=budget_s)
+    bench = KnownBench(effects_of_knobs, seed)
     vars(bench).update(how)
     searched(search, bench)
     return search, bench
@@ -58,15 +58,15 @@ def test_it_finds_the_best_though_depths_are_not_one_clean_hill(seed):
     assert {depth - 1, depth, depth + 1} <= looked_at
 
 
-def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side_nor_on_its_first_readings():
+def test_nothing_is_accepted_on_fewer_than_two_fresh_starts_of_either_side():
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, seed=1)
     stages = stages_of(search, records.StageDecision.ACCEPTED)
     assert stages
     for stage in stages:
         confirmed = [
-            one
-            for one in bench.measured
-            if one.purpose == "confirm" and one.configs[-1] == stage.config
+            request
+            for request in bench.measured
+            if request.purpose == "confirm" and request.configs[-1] == stage.config
         ]
         assert 2 <= stage.starts <= len(confirmed)
         assert stage.ratio.low > 1
@@ -141,10 +141,10 @@ def test_a_ratio_is_one_of_speeds_whatever_the_slo_says():
     """Lateness decides, but it is no speed."""
     late = {"late": lambda config: 1.5 / config["slots"] ** 0.5}
     search, bench = run(GRAPHS, SLOTS, goal=replace(GOAL, slo="ttft=1s"), **late)
-    shown = [stage for stage in search.stages if stage.ratio is not None]
-    assert shown
+    with_ratio = [stage for stage in search.stages if stage.ratio is not None]
+    assert with_ratio
     truth = bench.effects.truth
-    for stage in shown:
+    for stage in with_ratio:
         before = stage.config.turned({change.knob: change.before for change in stage.changes})
         assert stage.ratio.estimate == pytest.approx(truth(stage.config) / truth(before), rel=0.1)
 
@@ -162,12 +162,12 @@ def test_one_failure_of_the_best_so_far_does_not_end_the_search():
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "ok", "seconds", "most"),
+    ("budget_s", "ok", "seconds", "max_requests"),
     [(20 * HOURS, False, 60.0, 99), (2000.0, True, 5000.0, 1)],
     ids=["worse", "no time"],
 )
-def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned_down(
-    budget_s, ok, seconds, most
+def test_answers_that_may_change_are_judged_and_worse_ones_turned_down(
+    budget_s, ok, seconds, max_requests
 ):
     """Without time to judge them nothing that alters them is kept."""
     judged = records.JudgeResult(ok=ok, words="30 of 48 right against 44", seconds=seconds)
@@ -175,9 +175,11 @@ def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned
     search, bench = run(
         GRAPHS, KV, budget_s=budget_s, effects=effects, judged=lambda _config: judged
     )
-    asked = [request for request in bench.requests if isinstance(request, records.JudgeRequest)]
-    assert len(asked) <= most
-    assert all(request.challenger["kv"] == "fp8" for request in asked)
+    judge_requests = [
+        request for request in bench.requests if isinstance(request, records.JudgeRequest)
+    ]
+    assert len(judge_requests) <= max_requests
+    assert all(request.challenger["kv"] == "fp8" for request in judge_requests)
     if not ok:
         assert search.incumbent == records.KnobConfig.of({"graphs": True, "kv": "bf16"})
         assert stages_of(search, records.StageDecision.ANSWERS_WORSE)
@@ -196,8 +198,8 @@ def test_what_was_accepted_and_dies_twice_is_given_up():
     bench = KnownBench(effects)
 
     def worn_out(config):
-        seen = sum(config in request.configs for request in bench.measured)
-        if config["graphs"] and seen > 3:
+        measured_rounds = sum(config in request.configs for request in bench.measured)
+        if config["graphs"] and measured_rounds > 3:
             return CRASH
         return None
 

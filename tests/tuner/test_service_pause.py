@@ -68,16 +68,16 @@ def held(env):
     )
 
 
-def states(told):
-    return [row["state"] for row in told["rows"] if row["kind"] == "replica"]
+def states(status_now):
+    return [row["state"] for row in status_now["rows"] if row["kind"] == "replica"]
 
 
 def eventually(check, timeout_s=60):
     deadline = time.monotonic() + timeout_s
-    while not (found := check()):
+    while not (answer := check()):
         assert time.monotonic() < deadline, check
         time.sleep(0.05)  # asking another process: there is no event to await
-    return found
+    return answer
 
 
 def asked(url, model="fake-model"):
@@ -99,7 +99,8 @@ def serves_as_before(env, before):
     if now["phase"] != "ready":
         return False
     rows = [
-        [(row["name"], row["slots"], row["state"]) for row in one["rows"]] for one in (before, now)
+        [(row["name"], row["slots"], row["state"]) for row in report["rows"]]
+        for report in (before, now)
     ]
     assert rows[0] == rows[1]
     assert (now["url"], now["pid"]) == (before["url"], before["pid"])
@@ -110,8 +111,8 @@ def serves_as_before(env, before):
 def test_where_nothing_runs_nothing_is_paused(env):
     paths = user_paths(env)
     assert running_service(paths) is None
-    with service_paused(paths) as found:
-        assert found is None
+    with service_paused(paths) as service:
+        assert service is None
     assert not paths.logs.exists()
 
 
@@ -131,8 +132,8 @@ def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, 
     A configuration that was broken meanwhile is no matter.
     """
     before = status(env)
-    said = f"skep serves fake-model, seldom at {before['url']} (pid {before['pid']})"
-    assert str(running_service(user_paths(env))) == said
+    words = f"skep serves fake-model, seldom at {before['url']} (pid {before['pid']})"
+    assert str(running_service(user_paths(env))) == words
     engines = [
         row["pid"] for row in before["rows"] if row["kind"] == "replica" and row["pid"] is not None
     ]
@@ -143,9 +144,9 @@ def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, 
         assert (paused["phase"], states(paused)) == ("paused", ["paused", "paused", "unloaded"])
         assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
         for model in ("fake-model", "seldom"):
-            code, said = asked(before["url"], model)
+            code, words = asked(before["url"], model)
             assert code == 503
-            assert f"`skep tune --in-place` (pid {holder.pid}) uses the machine" in said
+            assert f"`skep tune --in-place` (pid {holder.pid}) uses the machine" in words
         assert states(status(env)) == ["paused", "paused", "unloaded"], "a request starts nothing"
         for command in (("scale", "fake-model=3"), ("restart", "fake-model-0")):
             assert "skep is paused" in skep(*command, check=1).stderr
@@ -164,10 +165,11 @@ def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, 
 
 
 @pytest.mark.slow
-def test_an_engine_that_cannot_start_at_once_is_tried_again_and_an_error_of_the_block_is_told(
-    env, answers
-):
-    """As where a card is given back late; it is no reason for the hive to end."""
+def test_an_engine_that_cannot_start_at_once_is_tried_again(env, answers):
+    """As where a card is given back late; it is no reason for the hive to end.
+
+    The error of the block is told all the same.
+    """
     before = status(env)
     away = answers.with_suffix(".away")
 
@@ -181,9 +183,9 @@ def test_an_engine_that_cannot_start_at_once_is_tried_again_and_an_error_of_the_
             threads.submit(back)
             raise UserError("of the block", hint="try it")
 
-    with ThreadPoolExecutor() as threads, pytest.raises(UserError, match="of the block") as told:
+    with ThreadPoolExecutor() as threads, pytest.raises(UserError, match="of the block") as caught:
         blocked(threads)
-    assert told.value.hint == "try it"
+    assert caught.value.hint == "try it"
     assert serves_as_before(env, before)
 
 
@@ -194,6 +196,6 @@ def test_one_that_is_stopped_while_it_is_paused_stays_stopped(skep, env):
         assert holder.stdout.readline()
         skep("down", check=0)
         assert status(env) is None
-        _, said = holder.communicate("\n", timeout=60)
-    assert "the deployment was stopped during the tuning" in said
+        _, errors = holder.communicate("\n", timeout=60)
+    assert "the deployment was stopped during the tuning" in errors
     assert status(env) is None

@@ -51,33 +51,42 @@ def servers(paths, tmp_path):
 
 
 async def not_started(servers, config):
-    with pytest.raises(ConfigFailed) as found:
+    with pytest.raises(ConfigFailed) as caught:
         async with servers.open(preset_of(config)):
             pass
-    return found.value.failure
+    return caught.value.failure
 
 
 async def until(check):
     async with asyncio.timeout(20):
-        while not (found := check()):
+        while not (answer := check()):
             await asyncio.sleep(0.02)  # asking another process: there is no event to await
-    return found
+    return answer
 
 
-def test_it_serves_beside_the_users_own_and_leaves_nothing(servers, paths, tmp_path):
+def test_it_serves_beside_the_users_own(servers, paths):
     async def run():
         async with servers.open(preset_of(PLAIN)) as served:
             assert served.start_s > 0
             assert served.trouble() is None
             assert (await find_endpoint(served.url, served.model)).model == "fake-model"
-            assert len(pids_of(str(tmp_path / "work"))) >= 2
             assert lock_holder(paths.lock) is None
-        assert not pids_of(str(tmp_path / "work"))
 
     asyncio.run(run())
     assert not paths.store.exists()
     assert not paths.runtime.exists()
-    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_it_leaves_no_process_and_no_file(servers, tmp_path):
+    work = tmp_path / "work"
+
+    async def run():
+        async with servers.open(preset_of(PLAIN)):
+            assert len(pids_of(str(work))) >= 2
+        assert not pids_of(str(work))
+
+    asyncio.run(run())
+    assert list(work.iterdir()) == []
 
 
 def test_what_does_not_start_is_told_with_its_log_and_tried_once(servers, tmp_path):
@@ -100,8 +109,8 @@ def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(servers, 
             running = ((pid, words(pid)) for pid in pids_of(str(tmp_path / "work")))
             engine = next(
                 pid
-                for pid, said in running
-                if "fake_engine" in said and "process_guard" not in said
+                for pid, command_line in running
+                if "fake_engine" in command_line and "process_guard" not in command_line
             )
             os.kill(engine, signal.SIGSEGV)
             failure = await until(served.trouble)
@@ -150,9 +159,9 @@ def test_a_cancelled_one_leaves_nothing(servers, tmp_path, ready):
 
 @pytest.mark.slow
 def test_when_the_tuner_is_killed_its_engines_end_by_themselves(env, tmp_path):
-    here = {**env, "PYTHONPATH": str(Path(__file__).parent)}
+    with_path = {**env, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", SERVES, tmp_path / "work"]
-    with subprocess.Popen(command, env=here, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, env=with_path, stdout=subprocess.PIPE, text=True) as child:
         url = child.stdout.readline().strip()
         assert url
         child.kill()

@@ -30,7 +30,7 @@ def through_text(value):
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("sent_request", "answer"),
     [
         (
             records.MeasureRequest((BASELINE, MIXED), 3, "screen", "slots 1 → 2"),
@@ -39,8 +39,8 @@ def through_text(value):
         (JUDGE, JUDGED),
     ],
 )
-def test_request_and_answer_come_out_as_they_went_in(asked, answer):
-    for value in (asked, answer):
+def test_request_and_answer_come_out_as_they_went_in(sent_request, answer):
+    for value in (sent_request, answer):
         assert store.from_document(through_text(value), type(value)) == value
 
 
@@ -61,7 +61,7 @@ def test_document_of_an_older_skep_has_its_defaults():
 def test_readers_document_is_plain_json():
     """No infinity in it, intervals by name, settings by knob; baseline and best are stages."""
     faster = BASELINE.turned({"slots": 2})
-    more = BASELINE.turned({"slots": 16})
+    roomier = BASELINE.turned({"slots": 16})
     first = Interval(19.0, 20.0, INF)
     second = Interval(29.0, 30.0, 31.0)
     ratio = Interval(1.4, 1.5, 1.6)
@@ -78,26 +78,26 @@ def test_readers_document_is_plain_json():
         ),
         TuneStage(
             2,
-            more.changes_from(faster),
-            more,
+            roomier.changes_from(faster),
+            roomier,
             StageDecision.FAILED,
             "no room",
             failure=OUT_OF_MEMORY,
         ),
     )
-    told = document(
+    written = document(
         store.TuningRecord(
             a_tuning(id="x"), store.TuningState.ENDED, 1, 3, 60.0, 0.0, stages=stages
         )
     )
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert list(told) == ["tuning", "baseline", "best", "gain", "stages", "reason", "presets"]
-    named = [told["tuning"][name] for name in ("id", "goal", "state")]
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    assert list(written) == ["tuning", "baseline", "best", "gain", "stages", "reason", "presets"]
+    named = [written["tuning"][name] for name in ("id", "goal", "state")]
     assert named == ["x", "effective_tok_s@4", "ended"]
-    assert told["baseline"]["figure"] == {"low": 19.0, "estimate": 20.0, "high": None}
-    assert told["best"] == told["stages"][1]
-    assert told["best"]["changes"] == [{"knob": "slots", "before": 1, "after": 2}]
-    assert told["stages"][2]["failure"]["evidence"] == "CUDA out of memory"
+    assert written["baseline"]["figure"] == {"low": 19.0, "estimate": 20.0, "high": None}
+    assert written["best"] == written["stages"][1]
+    assert written["best"]["changes"] == [{"knob": "slots", "before": 1, "after": 2}]
+    assert written["stages"][2]["failure"]["evidence"] == "CUDA out of memory"
 
 
 def test_round_that_an_earlier_skep_stored_is_read_and_written_with_the_same_keys():
@@ -122,8 +122,8 @@ def test_round_that_an_earlier_skep_stored_is_read_and_written_with_the_same_key
         f'"start_s": 1.0, "readings": [], "failure": {failure}, "run_id": null}}], '
         f'"seconds": 40.0}}'
     )
-    found = store.from_document(stored, MeasurementRound)
-    assert [start.config["slots"] for start in found.starts] == [4, 8]
-    assert found.starts[0].readings[0].over_limit == INF
-    assert found.starts[1].failure.kind == "out-of-memory"
-    assert store.to_document(found).keys() == stored.keys()
+    read_back = store.from_document(stored, MeasurementRound)
+    assert [start.config["slots"] for start in read_back.starts] == [4, 8]
+    assert read_back.starts[0].readings[0].over_limit == INF
+    assert read_back.starts[1].failure.kind == "out-of-memory"
+    assert store.to_document(read_back).keys() == stored.keys()

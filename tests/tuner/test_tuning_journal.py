@@ -82,8 +82,12 @@ def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tunings, be
     name = broken_off(begin())
     for done in range(1, whole.answers):
         broken_off(TuningJournal(tunings, name, now), done)
-        kept = tunings.find(name)
-        assert (kept.state, kept.answers, kept.reason) == (TuningState.INTERRUPTED, done, None)
+        record = tunings.find(name)
+        assert (record.state, record.answers, record.reason) == (
+            TuningState.INTERRUPTED,
+            done,
+            None,
+        )
     go_on(TuningJournal(tunings, name, now))
     ended = tunings.find(name)
     assert (ended.state, ended.sessions) == (TuningState.ENDED, whole.answers + 1)
@@ -95,11 +99,11 @@ def test_other_search_is_not_given_anothers_answers(tunings, begin):
     """One line, and what was stored is as it was."""
     name = broken_off(begin(skep_version="0.0.9"), 4)
     before = what_came(tunings, name)
-    said = (
+    message = (
         r"was started by skep 0\.0\.9 and cannot go on: `the baseline, start 1` is not what "
         r"would be asked for now"
     )
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         go_on(TuningJournal(tunings, name, now), a_search(BASELINE.turned({"slots": 2})))
     assert what_came(tunings, name) == before
     assert "cannot go on" in tunings.find(name).reason
@@ -115,8 +119,8 @@ def test_search_that_decides_otherwise_is_found_out(tunings, begin):
             self.stages[-1] = replace(self.stages[-1], readings=99)
 
     name = broken_off(begin(skep_version=__version__), 2)
-    said = r"cannot go on: step 0, `baseline`, would be decided otherwise now"
-    with pytest.raises(UserError, match=said):
+    message = r"cannot go on: step 0, `baseline`, would be decided otherwise now"
+    with pytest.raises(UserError, match=message):
         go_on(TuningJournal(tunings, name, now), a_search(kind=Contrary))
 
 
@@ -138,32 +142,32 @@ def test_session_left_by_an_error_says_it(tunings, begin):
     assert tunings.find("last").reason == "the disk is full"
     with pytest.raises(KeyboardInterrupt), TuningJournal(tunings, "last", now):
         raise KeyboardInterrupt
-    kept = tunings.find("last")
-    assert (kept.reason, kept.sessions, kept.state) == (None, 2, TuningState.INTERRUPTED)
+    record = tunings.find("last")
+    assert (record.reason, record.sessions, record.state) == (None, 2, TuningState.INTERRUPTED)
 
 
 def test_who_watches_is_told_what_is_stored_already(tunings, begin):
     """A stage is told after it is in the file, and once."""
-    told = []
+    events = []
 
     def of(kind):
-        return [event for event in told if isinstance(event, kind)]
+        return [event for event in events if isinstance(event, kind)]
 
     def on_event(event):
-        told.append(event)
+        events.append(event)
         if isinstance(event, TuneStage):
             assert event in tunings.stages(tunings.find("last").id)
         if isinstance(event, BenchResult):
             assert tunings.find("last").answers == len(of(BenchResult))
 
     go_on(begin(), on_event=on_event)
-    found = tunings.record("last")
-    assert [type(told[0]), type(told[1])] == [MeasureRequest, BenchProgress]
+    record = tunings.record("last")
+    assert [type(events[0]), type(events[1])] == [MeasureRequest, BenchProgress]
     assert isinstance(of(BenchResult)[0], MeasurementRound)
-    assert (len(of(BenchRequest)), len(of(BenchResult))) == (found.answers, found.answers)
-    assert tuple(of(TuneStage)) == found.stages
-    assert found.measured_s == pytest.approx(
-        sum(answer.seconds for _, answer in tunings.answers(found.id))
+    assert (len(of(BenchRequest)), len(of(BenchResult))) == (record.answers, record.answers)
+    assert tuple(of(TuneStage)) == record.stages
+    assert record.measured_s == pytest.approx(
+        sum(answer.seconds for _, answer in tunings.answers(record.id))
     )
 
 

@@ -38,10 +38,10 @@ def with_words(*words):
 
 def pids_of(text):
     """Processes that have this in their environment or command line, this one excepted."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            if text.encode() in told and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+            process_text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            if text.encode() in process_text and int(entry.name) != os.getpid():
+                pids.append(int(entry.name))
+    return pids
