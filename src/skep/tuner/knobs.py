@@ -1,9 +1,10 @@
 """What can be turned in a preset on a machine: its knobs, each with the values that are worth a
 try under the goal.
 
-`space_of` returns them. `apply_config` makes the preset of a
-configuration, `config_of` the configuration of a preset. A knob that already has the base's value
-changes nothing. Measures nothing, and knows what the planner knows."""
+`space_of` returns them. `apply_config` makes the preset of a configuration, `config_of` the
+configuration of a preset. A knob that already has the base's value changes nothing. Measures
+nothing, and knows what the planner knows.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +57,8 @@ class TuneMachine(msgspec.Struct, frozen=True):
 
 
 class KnobContext(msgspec.Struct, frozen=True):
+    """What a knob's values depend on."""
+
     base: Preset
     aim: TuneGoal
     box: TuneMachine
@@ -63,7 +66,7 @@ class KnobContext(msgspec.Struct, frozen=True):
     quant: Quant | None
 
     def slots(self, expected: float = 0.15) -> Knob:
-        """Of one replica.
+        """Return the knob for the slots of one replica.
 
         Twice the agents is more than can be busy; far fewer than they are is a queue.
         """
@@ -78,12 +81,14 @@ class KnobContext(msgspec.Struct, frozen=True):
         )
 
     def ngram(self, depths: Sequence[int]) -> Knob:
-        """More than half an answer at once is never right."""
+        """Return the knob for n-gram drafts; more than half an answer at once is never right."""
         fitting = tuple(depth for depth in depths if 2 * depth <= self.aim.output_tokens)
         return Knob("ngram", "n-gram drafts", fitting, ordered=True, expected=0.04)
 
     def prompts(self, first: int, last: int) -> tuple[int, ...]:
-        """Powers of two up to all prompts at once: beyond that a larger one changes nothing."""
+        """Return powers of two up to all prompts at once: beyond that a larger one changes
+        nothing.
+        """
         sizes = [first]
         largest = min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens))
         while sizes[-1] < largest:
@@ -111,8 +116,10 @@ def parse_layout(words: str) -> Layout:
 
 
 def with_layout(preset: Preset, layout: Layout) -> Preset:
-    """Cards that it names are kept as far as they are wanted; too few of them are left to be
-    chosen.
+    """Return the preset in another layout.
+
+    Cards that it names are kept as far as they are needed; where they are too few, they are left
+    to be chosen.
     """
     # One engine that shares experts.
     ranks = layout.replicas if layout.replicas > 1 and layout.ep > layout.tp else 1
@@ -137,37 +144,33 @@ def with_layout(preset: Preset, layout: Layout) -> Preset:
 
 
 def layout_knobs(context: KnobContext) -> Iterator[Knob]:
-    """Those that keep as many cards busy as there are, break no rule and fit; best first."""
+    """Yield a knob for the layouts that break no rule, fit and keep as many cards busy as any
+    does, best first.
+    """
     rig = context.box.rig
     engine = context.base.engine
     model = context.model
     aim = context.aim
+    if rig is None or len(rig.cards) < 2 or layout_of(context.base) is None:
+        return
+    if model is None or context.quant is None:
+        return
     kind = "latency" if aim.metric == "task_tok_s" else "throughput"
     goal = PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
-    if (
-        layout_of(context.base) is None
-        or rig is None
-        or model is None
-        or context.quant is None
-        or len(rig.cards) < 2
-    ):
-        return
     basis = published_basis(engine)
     rated: dict[Layout, float] = {}
     for layout in layouts(rig, model, engine, goal, Pins(no_spec=True)):
-        for setup in base_setups(
-            model, rig, engine, layout, Pins(quant=context.quant, no_spec=True)
-        ):
+        pins = Pins(quant=context.quant, no_spec=True)
+        for setup in base_setups(model, rig, engine, layout, pins):
             if refusal(setup, rig) is not None:
                 continue
-            if (placed := place(setup, sizing_card(rig, layout), goal, Pins())) is not None:
+            placed = place(setup, sizing_card(rig, layout), goal, Pins())
+            if placed is not None:
                 figure = coarse(speed_model_of(placed, rig, goal, basis), goal)
                 rated[layout] = max(figure, rated.get(layout, 0.0))
     widest = max((layout.cards for layout in rated), default=0)
-    best = sorted(
-        (layout for layout in rated if layout.cards == widest),
-        key=lambda candidate: -rated[candidate],
-    )
+    layouts_in_use = (layout for layout in rated if layout.cards == widest)
+    best = sorted(layouts_in_use, key=lambda layout: -rated[layout])
     yield Knob(
         "layout", "layout on the cards", tuple(map(layout_words, best[:MOST])), expected=0.15
     )
@@ -183,6 +186,8 @@ _CHUNK = 2048
 
 
 class Handle(msgspec.Struct, frozen=True):
+    """How the value of a knob is read from a preset, and written into one."""
+
     read: Callable[[Preset], Value]
     write: Callable[[Preset, Any], Preset]
 
@@ -193,7 +198,7 @@ def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
 
 
 def knob_value(preset: Preset, knob: str) -> Value:
-    """Of one knob. What is left to the engine is read as what the engine does."""
+    """Return the value of one knob. What is left to the engine is read as what the engine does."""
     if knob in DRAFTS:
         return draft_depth(preset.options, knob)
     return _HANDLES[knob].read(preset)
@@ -205,22 +210,17 @@ def apply_config(base: Preset, config: KnobConfig) -> Preset:
 
     Knobs that only an earlier version turned are left where they are.
     """
-    as_dict = config.as_dict
+    values = config.as_dict
     preset = base
-    for (
-        name,
-        handle,
-    ) in _HANDLES.items():  # in this order: which cards comes before what each engine on them gets
-        if name in as_dict and handle.read(preset) != as_dict[name]:
-            preset = handle.write(preset, as_dict[name])
-    if (
-        preset.engine in ("vllm", "sglang")
-        and len(preset.gpus) > preset.replicas * preset.options.cards
-    ):
-        preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
-    return _drafted(
-        preset, {name: depth for name in DRAFTS if isinstance(depth := as_dict.get(name), int)}
-    )
+    # In this order: which cards comes before what each engine on them gets.
+    for name, handle in _HANDLES.items():
+        if name in values and handle.read(preset) != values[name]:
+            preset = handle.write(preset, values[name])
+    cards = preset.replicas * preset.options.cards
+    if preset.engine in ("vllm", "sglang") and len(preset.gpus) > cards:
+        preset = replace(preset, gpus=preset.gpus[:cards])
+    depths = ((name, values.get(name)) for name in DRAFTS)
+    return _drafted(preset, {name: depth for name, depth in depths if isinstance(depth, int)})
 
 
 # Speculation: at most one method drafts
@@ -239,13 +239,12 @@ def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
         both = " and ".join(f"{method} n={depth}" for method, depth in used.items())
         raise UserError(f"{both} cannot be combined", hint="one method drafts: set the other to 0")
     now = preset.options.draft
-    draft = None
     if now is not None and not used and now.method not in depths:
         return preset  # none of these knobs is about it
+    draft = None
     for method, depth in used.items():
-        draft = Draft(
-            method, depth, now.model if now is not None and now.method == method else None
-        )
+        model = now.model if now is not None and now.method == method else None
+        draft = Draft(method, depth, model)
     if now == draft:
         return preset
     return with_options(preset, draft=draft)
@@ -256,11 +255,15 @@ def with_options(preset: Preset, **changes: Any) -> Preset:
 
 
 def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
-    """`usual`: what the engine does where the preset leaves it alone."""
+    """Return the handle of an option. `usual`: what the engine does where the preset leaves it
+    alone.
+    """
 
     def read(preset: Preset) -> Value:
         value = cast("Value", getattr(preset.options, name))
-        return usual(preset) if value is None else value
+        if value is None:
+            return usual(preset)
+        return value
 
     return Handle(read, lambda preset, value: with_options(preset, **{name: value}))
 
@@ -388,19 +391,19 @@ def llama_knobs(context: KnobContext) -> Iterator[Knob]:
     if on_cpu:
         return
     yield from layout_knobs(context)
-    if (
-        base.options.draft is not None and base.options.draft.method == "mtp"
-    ):  # in the file: the preset knows
+    # Whether the file has the layers for it, the preset knows.
+    if base.options.draft is not None and base.options.draft.method == "mtp":
         yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
 def space_of(base: Preset, aim: TuneGoal, box: TuneMachine) -> tuple[Knob, ...]:
-    """What the preset's own flags say is left alone: turning it as well would put both on one
-    command line.
+    """Return the knobs of a preset on a machine.
+
+    What the preset's own flags say is left alone: turning it as well would put both on one command
+    line.
     """
-    knob_context = KnobContext(
-        base, aim, box, box.model or find_geometry(base.model), quant_of(base)
-    )
+    model = box.model or find_geometry(base.model)
+    knob_context = KnobContext(base, aim, box, model, quant_of(base))
     fixed = said_in_extra(base)
     knobs = (with_own(knob, base) for knob in _offered(knob_context) if knob.name not in fixed)
     return tuple(knob for knob in knobs if len(knob.values) > 1)
@@ -412,6 +415,7 @@ def _facts() -> dict[str, Any]:
 
 
 def pairs_of(knobs: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of these knobs that interact."""
     names = {knob.name for knob in knobs}
     return tuple(
         (first, second) for first, second in _facts()["pairs"] if {first, second} <= names
@@ -431,17 +435,21 @@ def said_in_extra(base: Preset) -> set[str]:
 
 
 def with_own(knob: Knob, base: Preset) -> Knob:
-    """Return the values, with that of the base among them: the search begins there."""
-    if (base_value := knob_value(base, knob.name)) is None or base_value in knob.values:
+    """Return the knob with the base's value among its own: the search begins there."""
+    base_value = knob_value(base, knob.name)
+    if base_value is None or base_value in knob.values:
         return knob
     values: tuple[Value, ...] = (base_value, *knob.values)
     if knob.ordered:
-        values = tuple(
-            sorted(
-                values, key=lambda value: float(value) if isinstance(value, int | float) else 0.0
-            )
-        )
+        values = tuple(sorted(values, key=_rung))
     return replace(knob, values=values)
+
+
+def _rung(value: Value) -> float:
+    """Return the place of a value on its ladder."""
+    if isinstance(value, int | float):
+        return float(value)
+    return 0.0
 
 
 def _offered(context: KnobContext) -> Iterator[Knob]:

@@ -3,7 +3,8 @@ tasks, and stopped.
 
 One is up at a time, in another order each round, so that whatever drifts on the machine favours
 nobody for long. Every start is a stored run. One that dies, answers with errors or falls silent
-fails at once, with what its log says. Decides nothing."""
+fails at once, with what its log says. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +55,7 @@ from skep.workload.prompts import TokenCalibration
 def reading_of(
     rows: Sequence[Request], aim: TuneGoal, *, limited: bool = False, slo: SloLimits | None = None
 ) -> TuneReading:
+    """Return what requests of the goal's load add up to. `limited`: the client was the limit."""
     whole = repeat_of(0, rows, None, limited=limited)
     effective = whole.effective_tok_s if whole.output_tokens else None
     task_speed = task_tok_s(rows)
@@ -74,9 +76,8 @@ def reading_of(
 _T = TypeVar("_T")
 
 LOOK_EVERY_S = 0.25
-FIND_OUT_S = (
-    3.0  # for a dead engine's log to be read before its errors are taken for all there is to know
-)
+# for a dead engine's log to be read before its errors are taken for all there is to know
+FIND_OUT_S = 3.0
 FEW_FAILURES = 1  # of a reading: may happen to anybody
 
 
@@ -103,7 +104,12 @@ class WatchedLoad:
     _first: int = 0  # the place of its first row
 
     async def send(self, work: Coroutine[Any, Any, _T], total: int = 0) -> _T:
-        self._total, self._first = total, len(self.session.recording.rows)
+        """Do the work and return its result. Raise ConfigFailed where the server fails under it.
+
+        `total`: the requests that it sends.
+        """
+        self._total = total
+        self._first = len(self.session.recording.rows)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._watch())
@@ -111,9 +117,9 @@ class WatchedLoad:
                 watching.cancel()
         except BaseExceptionGroup as group:
             error = first_of(group)
-            raise (
-                await self._errors(error.message) if isinstance(error, EndpointError) else error
-            ) from None
+            if isinstance(error, EndpointError):
+                raise await self._errors(error.message) from None
+            raise error from None
         if self._too_many:
             raise await self._errors()
         self.session.recording.check()
@@ -134,26 +140,28 @@ class WatchedLoad:
         since = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if (failure := self.served.trouble()) is not None:
+            failure = self.served.trouble()
+            if failure is not None:
                 raise ConfigFailed(failure)
             if self._too_many:
                 raise await self._errors()
-            moved = len(rows), sender.reads()
-            if moved != last_progress:
-                last_progress = moved
+            progress = (len(rows), sender.reads())
+            if progress != last_progress:
+                last_progress = progress
                 since = time.monotonic()
             elif time.monotonic() - since > self.hang_s:
-                words = (
-                    f"no token came for {self.hang_s:g} s with {len(sender.in_flight)} requests "
-                    "in flight"
-                )
+                in_flight = f"{len(sender.in_flight)} requests in flight"
+                words = f"no token came for {self.hang_s:g} s with {in_flight}"
                 raise ConfigFailed(ConfigFailure("hang", words, self.served.last_words()))
 
     async def _errors(self, message: str | None = None) -> ConfigFailed:
-        """Errors of a dead engine are told as its death, once its log has been read."""
+        """Return the failure behind errors: that of a dead engine is its death, once its log has
+        been read.
+        """
         until = time.monotonic() + FIND_OUT_S
         while time.monotonic() < until:
-            if (failure := self.served.trouble()) is not None:
+            failure = self.served.trouble()
+            if failure is not None:
                 return ConfigFailed(failure)
             await asyncio.sleep(LOOK_EVERY_S)
         message = message or next((row.error or row.error_kind for row in self._failed), None)
@@ -176,9 +184,8 @@ class EngineBench:
     aim: TuneGoal
     seed: int
     preset_of: Callable[[KnobConfig], Preset]
-    first_round: int = (
-        0  # rounds that were measured before it was taken up again: their prompts are not fresh
-    )
+    # rounds that were measured before it was taken up again: their prompts are not fresh
+    first_round: int = 0
     guard: QualityGuard | None = None
     timeouts: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
@@ -198,12 +205,12 @@ class EngineBench:
         configs = request.configs
         self._round += 1  # all readings of a round are as long
         rates = [self._rates[config] for config in configs if config in self._rates]
-        if (
-            rates or not self._count
-        ):  # one that is measured alone, and is not known yet, gets as many as the last one
+        # One that is measured alone, and is not known yet, gets as many tasks as the last one.
+        if rates or not self._count:
             self._count = tasks_for(self.aim.concurrency, rates, self.timeouts.reading_s)
         made_starts: dict[KnobConfig, ServerStart] = {}
-        for config in configs if self._round % 2 else configs[::-1]:
+        in_turn = configs if self._round % 2 else configs[::-1]
+        for config in in_turn:
             failed = sum(start.failure is not None for start in made_starts.values())
             if len(configs) - failed >= min(2, len(configs)):  # else nothing is left to compare
                 made_starts[config] = await self._start(config, request, on_progress)
@@ -211,7 +218,10 @@ class EngineBench:
         return MeasurementRound(tuple(starts), time.monotonic() - began)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
-        """The best so far is asked first. One that does not start answers nothing."""
+        """Compare the answers of both; the best so far is asked first.
+
+        One that does not start answers nothing.
+        """
         if self.guard is None:
             return JudgeResult(
                 ok=True,
@@ -234,7 +244,9 @@ class EngineBench:
     async def _start(
         self, config: KnobConfig, request: MeasureRequest, on_progress: OnProgress
     ) -> ServerStart:
-        """Started, warmed, measured and stopped. What fails has the readings until then."""
+        """Start, warm, measure and stop one configuration. What fails has the readings until
+        then.
+        """
         began = time.monotonic()
         taken = list[TuneReading]()
         level = self.aim.concurrency
@@ -246,11 +258,8 @@ class EngineBench:
                 place = (now.repeat + 1, request.readings)
             else:
                 place = (0, 0)
-            on_progress(
-                BenchProgress(
-                    config, "measuring" if now.level else "warming up", *place, now.tok_s
-                )
-            )
+            activity = "measuring" if now.level else "warming up"
+            on_progress(BenchProgress(config, activity, *place, now.tok_s))
 
         try:
             async with AsyncExitStack() as stack:
@@ -294,7 +303,7 @@ class EngineBench:
         return reading
 
     async def _known(self, served: TrialServer) -> tuple[Endpoint, TaskMaker]:
-        """What answers there, and tasks for it.
+        """Return what answers there, and tasks for it.
 
         Lengths are measured once: all configurations get the same prompts.
         """
@@ -341,12 +350,17 @@ class EngineBench:
         return Identity("tune", run_fingerprint(plan, endpoint, self.host), document)
 
     def _hang_s(self) -> float:
-        """Long prompts on a slow engine are read for minutes before the first token comes."""
-        read_s = self.aim.input_tokens * self.aim.concurrency / FIRST_TOK_S
-        return max(self.timeouts.hang_s, SLOWER * self._first_s if self._first_s else read_s)
+        """Return how long no token may come: long prompts on a slow engine are read for minutes."""
+        if self._first_s:
+            first_s = SLOWER * self._first_s
+        else:
+            first_s = self.aim.input_tokens * self.aim.concurrency / FIRST_TOK_S
+        return max(self.timeouts.hang_s, first_s)
 
     def _preset(self, config: KnobConfig) -> Preset:
-        """Knobs that contradict each other are a start that fails."""
+        """Return the preset of a configuration. Knobs that contradict each other are a start that
+        fails.
+        """
         try:
             return self.preset_of(config)
         except UserError as error:
@@ -357,7 +371,8 @@ class EngineBench:
     async def _sheet(
         self, guard: QualityGuard, config: KnobConfig, on_progress: OnProgress
     ) -> Sheet:
-        if (sheet := guard.known(config)) is not None:
+        sheet = guard.known(config)
+        if sheet is not None:
             return sheet
         on_progress(BenchProgress(config, "starting"))
         async with self.servers.open(self._preset(config)) as served:

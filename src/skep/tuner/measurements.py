@@ -1,5 +1,5 @@
-"""What has been measured so far: every start with its readings, what failed, and what that makes
-one believe.
+"""What has been measured so far: every start with its readings, what failed, and what to believe
+of configurations that were not measured.
 
 Keeps evidence; decides nothing.
 """
@@ -34,9 +34,10 @@ _LEVEL = 1.0  # how far the planner may be off altogether
 _OFF = 0.06
 _OFF_SHARE = 0.35
 _MOST_OFF = 0.5
-_PAIR = 0.05  # of two knobs that interact
-_OWN = 0.01  # of a configuration
-_COMMON = 0.02  # of a round
+# deviations: of two knobs that interact, of a configuration by itself, of a round
+_PAIR = 0.05
+_OWN = 0.01
+_COMMON = 0.02
 # neighbours on a ladder share so much, fading over so many rungs
 _ALIKE = 0.5
 _NEAR = 2.0
@@ -44,7 +45,7 @@ _NORMAL = NormalDist()
 
 
 class Belief(msgspec.Struct, frozen=True):
-    """In the logarithm of a ratio."""
+    """What is believed of a gain, as the logarithm of a ratio."""
 
     mean: float
     deviation: float
@@ -59,13 +60,20 @@ class Belief(msgspec.Struct, frozen=True):
 
     @property
     def chance(self) -> float:
-        """Of being better at all."""
+        """The probability of being better at all."""
         if self.deviation > 0:
             return _NORMAL.cdf(self.mean / self.deviation)
         return float(self.mean > 0)
 
 
 class Surrogate:
+    """A Gaussian process over configurations: the planner's prediction is its prior, starts
+    correct it.
+
+    Configurations with the same values share what was learned of these. All is in logarithms of
+    the metric.
+    """
+
     def __init__(self, space: Predictor, baseline: KnobConfig) -> None:
         self._space = space
         self._baseline = baseline
@@ -91,7 +99,7 @@ class Surrogate:
         self._weights: list[float] = []
 
     def learn(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
-        """One start's mean, with the variance it has as a measure of its configuration."""
+        """Take in one start's mean, with the variance it has as a measure of its configuration."""
         rounds = (_COMMON**2 * (other_round == round_) for _, other_round in self._observed)
         row = self._forward(list(map(add, self._column(config), rounds)))
         own_variance = self._kernel(config, config) + _COMMON**2 + variance
@@ -103,7 +111,7 @@ class Surrogate:
         self._weights = self._backward()
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
-        """Of one configuration over another."""
+        """Return what is believed of one configuration over another."""
         through = self._forward(list(map(sub, self._column(config), self._column(over))))
         variance = (
             self._kernel(config, config)
@@ -120,17 +128,24 @@ class Surrogate:
         return self.prior(config) - self.prior(over) + learned
 
     def prior(self, config: KnobConfig) -> float:
+        """Return what the planner makes one expect."""
         if config not in self._prior:
             score = self._foreseen(config)
-            if (
-                score is None
-            ):  # of the whole: what it says of each change by itself, from the baseline
-                score = self._level
-                for change in config.changes_from(self._baseline):
-                    alone = self._foreseen(self._baseline.turned({change.knob: change.after}))
-                    score += alone - self._level if alone is not None else 0.0
+            if score is None:
+                score = self._summed_prior(config)
             self._prior[config] = score
         return self._prior[config]
+
+    def _summed_prior(self, config: KnobConfig) -> float:
+        """Return what the planner says of each change by itself, where it says nothing of the
+        whole.
+        """
+        score = self._level
+        for change in config.changes_from(self._baseline):
+            alone = self._foreseen(self._baseline.turned({change.knob: change.after}))
+            if alone is not None:
+                score += alone - self._level
+        return score
 
     def _foreseen(self, config: KnobConfig) -> float | None:
         speed = self._space.predict(config)
@@ -149,13 +164,13 @@ class Surrogate:
             predicted = foreseen - self._level
         else:
             predicted = 0.0
-        return min(
-            _MOST_OFF,
-            max(_OFF + _OFF_SHARE * abs(predicted), 0.0 if predicted else 1.5 * knob.expected),
-        )
+        reach = _OFF + _OFF_SHARE * abs(predicted)
+        if not predicted:
+            reach = max(reach, 1.5 * knob.expected)
+        return min(_MOST_OFF, reach)
 
     def _column(self, config: KnobConfig) -> list[float]:
-        """Return the kernel of it with each start that was seen."""
+        """Return the covariance of a configuration with each start that was seen."""
         column = self._columns.setdefault(config, [])
         for place in range(len(column), len(self._observed)):
             measured = self._observed[place][0]
@@ -164,6 +179,7 @@ class Surrogate:
         return column
 
     def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
+        """Return the covariance of two configurations."""
         total = _LEVEL**2
         alike = a == b
         mine = a.as_dict
@@ -185,12 +201,14 @@ class Surrogate:
         return total + _OWN**2 * alike
 
     def _forward(self, column: list[float]) -> list[float]:
+        """Solve the lower triangle of the Cholesky factor for a column."""
         solution: list[float] = []
         for value, row in zip(column, self._rows, strict=True):
             solution.append((value - sum(map(mul, row, solution))) / row[-1])
         return solution
 
     def _backward(self) -> list[float]:
+        """Solve its transpose for the rest that was measured."""
         rest = list(self._rest)
         for place in range(len(rest) - 1, -1, -1):
             row = self._rows[place]
@@ -204,7 +222,6 @@ class Surrogate:
 _TOO_LATE = 10.0  # how heavily a broken promise weighs, in logarithms
 _HOPELESSLY_LATE = 5.0
 
-
 _DOUBT = 0.06  # of a gain that trust is worth, in logarithms of both
 _OTHERWISE = 4.0  # how much speaks for a cause that no pair explains
 
@@ -212,42 +229,52 @@ Suspect = tuple[tuple[str, Value], ...]  # one value, or two
 
 
 class FailureSuspects:
+    """Values, and pairs of them, that configurations had which failed, and none that ran."""
+
     def __init__(self) -> None:
         self._ran: set[Suspect] = set()
         self._failed: dict[KnobConfig, None] = {}  # in order
         self._explained: Counter[Suspect] = Counter()
         self._suspects_of_configs: dict[KnobConfig, frozenset[Suspect]] = {}
 
-    def ran(self, config: KnobConfig) -> None:
+    def clear(self, config: KnobConfig) -> None:
+        """Take in that a configuration ran: nothing in it is suspect any more."""
         self._ran |= self._suspects(config)
 
-    def failed(self, config: KnobConfig) -> None:
+    def suspect(self, config: KnobConfig) -> None:
+        """Take in that a configuration failed."""
         if config not in self._failed:
             self._failed[config] = None
             self._explained.update(self._suspects(config))
 
     def trust(self, config: KnobConfig) -> float:
-        """1: nothing of it is under suspicion. Small: it has all that the failures have."""
+        """Return 1 where nothing of it is under suspicion, and little where it has all that the
+        failures have.
+        """
         mine = self._suspects(config)
         worst = 0.0
         for failed in self._failed:  # of what is suspected of it, how much this one has as well
-            whole = shared = 0.0
+            whole = 0.0
+            shared = 0.0
             for suspect in self._suspects(failed) - self._ran:
                 weight = self._explained[suspect] ** 2
                 whole += weight
-                shared += weight if suspect in mine else 0.0
+                if suspect in mine:
+                    shared += weight
             worst = max(worst, shared / (whole + _OTHERWISE))
         return float((1 - worst) ** 2)
 
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._suspects_of_configs:
-            self._suspects_of_configs[config] = frozenset(
-                [*((value,) for value in config.values), *combinations(config.values, 2)]
-            )
+            singles = ((value,) for value in config.values)
+            pairs = combinations(config.values, 2)
+            self._suspects_of_configs[config] = frozenset([*singles, *pairs])
         return self._suspects_of_configs[config]
 
 
 class Measurements:
+    """All starts of a search, and what they say: of speeds, of noise, of failures."""
+
     def __init__(self, space: Predictor, baseline: KnobConfig) -> None:
         self.space = space
         self.noise = MeasurementNoise()
@@ -257,27 +284,29 @@ class Measurements:
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
         self._failed: set[KnobConfig] = set()
         self.suspects = FailureSuspects()
-        self._too_little: dict[
-            tuple[Value, ...], float
-        ] = {}  # bytes that were spared by what ran out of them
+        # bytes that were spared by what ran out of them
+        self._too_little: dict[tuple[Value, ...], float] = {}
 
     def add_round(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
-        """`spared`: whose failure is not held against it yet."""
+        """Take in a round. `spared`: whose failure is not held against it yet."""
         self.rounds += 1
         for start in round_.starts:
             self._starts.setdefault(start.config, []).append(start)
-            if start.failure is not None:
-                if start.config != spared:
-                    self.add_failure(start.config, start.failure)
-            elif logs := speeds(start.readings):
-                self.suspects.ran(start.config)
-                self.noise.add_start(logs)
-                late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
-                variance = self.noise.mean_variance(len(logs)) * (
-                    1 + (_TOO_LATE * (late > 0)) ** 2
-                )
-                score = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
-                self.surrogate.learn(start.config, self.rounds, score, variance)
+            if start.failure is None:
+                self._learn(start)
+            elif start.config != spared:
+                self.add_failure(start.config, start.failure)
+
+    def _learn(self, start: ServerStart) -> None:
+        logs = speeds(start.readings)
+        if not logs:
+            return
+        self.suspects.clear(start.config)
+        self.noise.add_start(logs)
+        late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
+        variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
+        score = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
+        self.surrogate.learn(start.config, self.rounds, score, variance)
 
     def add_failure(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
@@ -289,51 +318,46 @@ class Measurements:
         else:
             spare = None
         if spare is None:
-            self.suspects.failed(config)
+            self.suspects.suspect(config)
         else:
             ground = _ground(config)
             self._too_little[ground] = max(spare, self._too_little.get(ground, spare))
 
     def settle(self, config: KnobConfig) -> None:
-        """What its starts differ by is learned."""
-        logs_of_starts = [
-            logs for start in self.starts(config) if (logs := speeds(start.readings))
-        ]
-        self.noise.add_means(
-            [fmean(self.noise.clipped(logs)) for logs in logs_of_starts],
-            list(map(len, logs_of_starts)),
-            sides=1,
-        )
+        """Learn from a configuration how much starts differ."""
+        logs_of_starts = [speeds(start.readings) for start in self.starts(config)]
+        logs_of_starts = [logs for logs in logs_of_starts if logs]
+        means = [fmean(self.noise.clipped(logs)) for logs in logs_of_starts]
+        self.noise.add_means(means, list(map(len, logs_of_starts)), sides=1)
 
     def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
         """Return the mean with a 95 % interval; None: nothing counts."""
         return mean_of_starts([speeds(start.readings) for start in starts], self.noise)
 
     def counted_starts(self, config: KnobConfig) -> int:
-        """That gave a figure."""
+        """Return how many of its starts gave a figure."""
         return sum(bool(start.figures) for start in self.starts(config))
 
     @property
     def configs(self) -> Iterable[KnobConfig]:
-        """That were started."""
+        """The configurations that were started."""
         return self._starts.keys()
 
     def starts(self, config: KnobConfig) -> Sequence[ServerStart]:
         return self._starts.get(config, ())
 
     def is_refused(self, config: KnobConfig) -> bool:
-        """It is not to be started: it failed before, or is narrow."""
+        """Return whether it is not to be started: it failed before, or is narrow."""
         return self.is_narrow(config) or config in self._failed
 
     def is_narrow(self, config: KnobConfig) -> bool:
-        """Refused by a rule or for want of memory, so that it may do with something else turned as
-        well.
+        """Return whether it is refused by a rule or for want of memory, so that it may run with
+        something else turned as well.
         """
         if self.space.refusal(config) is not None:
             return True
-        if (too_little := self._too_little.get(_ground(config))) is None or self.counted_starts(
-            config
-        ):
+        too_little = self._too_little.get(_ground(config))
+        if too_little is None or self.counted_starts(config):
             return False
         spare = self.space.spare_bytes(config)
         return spare is not None and spare <= too_little
@@ -347,18 +371,17 @@ class Measurements:
 
     def promise(self, config: KnobConfig, over: KnobConfig) -> float:
         """Return the gain that is believed, less for what looks like something that failed."""
-        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(
-            max(1e-3, self.suspects.trust(config))
-        )
+        trust = max(1e-3, self.suspects.trust(config))
+        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(trust)
 
 
 def _ground(config: KnobConfig) -> tuple[Value, ...]:
-    """Memory is comparable only on the same of these."""
+    """Return the values that memory depends on so much that only the same ones compare."""
     return tuple(config.get(name) for name in ("layout", "replicas"))
 
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:
-    """Return the logarithms of those that count."""
+    """Return the logarithms of the readings that count."""
     return [
         math.log(reading.figure)
         for reading in readings
@@ -367,25 +390,19 @@ def speeds(readings: Iterable[TuneReading]) -> list[float]:
 
 
 def paired(a: Sequence[TuneReading], b: Sequence[TuneReading]) -> list[tuple[float, float]]:
-    """Return the logarithms of the nth of both, where both count."""
-    both = [
-        (first, second)
-        for first, second in zip(a, b, strict=False)
-        if first.counts and second.counts
-    ]
-    return list(
-        zip(speeds(first for first, _ in both), speeds(second for _, second in both), strict=True)
-    )
+    """Return the logarithms of the nth readings of both, where both count."""
+    both = [pair for pair in zip(a, b, strict=False) if pair[0].counts and pair[1].counts]
+    of_a = speeds(first for first, _ in both)
+    of_b = speeds(second for _, second in both)
+    return list(zip(of_a, of_b, strict=True))
 
 
 def over_limit(starts: Sequence[ServerStart]) -> float:
     """Return the median share of the limits; 0 where there are none."""
-    return (
-        median_known(
-            reading.over_limit for start in starts for reading in start.readings if reading.counts
-        )
-        or 0.0
+    shares = (
+        reading.over_limit for start in starts for reading in start.readings if reading.counts
     )
+    return median_known(shares) or 0.0
 
 
 def typical(starts: Sequence[ServerStart], name: str) -> float | None:

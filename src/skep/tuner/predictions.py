@@ -47,11 +47,12 @@ _READ_BYTES_S = 1.5 * GIB  # weights into memory
 
 
 class Predictor:
-    """What can be turned, and what is known of it. Answers are remembered: a search asks for the
-    same ones many times.
+    """What can be turned, and what is known of it. Answers are cached: a search asks for the same
+    ones many times.
 
     `model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is
-    foreseen."""
+    foreseen.
+    """
 
     def __init__(
         self,
@@ -87,7 +88,9 @@ class Predictor:
         return self._refusals[config]
 
     def predict(self, config: KnobConfig) -> float | None:
-        if (outcome := self.outcome(config)) is None:
+        """Return the metric of the goal; None: nothing is foreseen."""
+        outcome = self.outcome(config)
+        if outcome is None:
             return None
         if self.aim.metric == "task_tok_s":
             return outcome.task_tok_s
@@ -112,12 +115,15 @@ class Predictor:
         return tasks_for(self.aim.concurrency, [per_s]) / per_s
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
-        """Return one reading of the goal's load, `wall_s` long; or why it does not start."""
+        """Return one reading of the goal's load, as the planner foresees it, or why it does not
+        start.
+        """
         fit = self.fit(config)
         if fit is not None and fit.over_bytes > 0:
             remedy = "fewer slots, a smaller KV type, or another share of the card"
             return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
-        if (outcome := self.outcome(config)) is None:
+        outcome = self.outcome(config)
+        if outcome is None:
             return ConfigFailure("no-start", "the planner has no figure for it")
         speed = outcome.effective_tok_s
         per_s = speed / self.aim.output_tokens
@@ -133,35 +139,37 @@ class Predictor:
             limits = SloLimits.parse(self.aim.slo).limits
         else:
             limits = ()
-        over = max((times_ms[limit.name] / limit.ms for limit in limits), default=0.0)
         return TuneReading(
-            self.predict(config),
-            speed,
-            outcome.task_tok_s,
-            ttft_ms,
-            tpot_ms,
-            tasks / per_s,
-            tasks,
-            over_limit=over,
+            figure=self.predict(config),
+            effective_tok_s=speed,
+            task_tok_s=outcome.task_tok_s,
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            wall_s=tasks / per_s,
+            requests=tasks,
+            over_limit=max((times_ms[limit.name] / limit.ms for limit in limits), default=0.0),
         )
 
     def spare_bytes(self, config: KnobConfig) -> float | None:
+        """Return the bytes that are left on a card, less than 0 where they are short; None: not
+        known.
+        """
         if config not in self._spare:
-            self._spare[config] = None
-            if (placed := self._placed(config)) is not None:
-                setup, rig = placed
-                plan = memory(
-                    setup,
-                    sizing_card(rig, setup.layout),
-                    context=self._context(setup),
-                    slots=setup.slots,
-                )
-                self._spare[config] = float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
+            self._spare[config] = self._computed_spare_bytes(config)
         return self._spare[config]
 
+    def _computed_spare_bytes(self, config: KnobConfig) -> float | None:
+        placed = self._placed(config)
+        if placed is None:
+            return None
+        setup, rig = placed
+        card = sizing_card(rig, setup.layout)
+        plan = memory(setup, card, context=self._context(setup), slots=setup.slots)
+        return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
+
     def setup(self, config: KnobConfig) -> Setup | None:
-        """As the planner sees it; None where model or format are not known, or it contradicts
-        itself.
+        """Return the configuration as the planner sees it; None where model or format are not
+        known, or it contradicts itself.
         """
         if self._model is None or self._quant is None:
             return None
@@ -172,30 +180,33 @@ class Predictor:
         return setup_of_preset(preset, self._model, self._quant)
 
     def outcome(self, config: KnobConfig) -> PredictedOutcome | None:
-        """Of the goal's load; None: it has nothing to say."""
+        """Return what the planner foresees of the goal's load; None: it has nothing to say."""
         key = tuple(config.get(name) for name in self._predicted_knobs)
-        if key in self._outcomes:
-            return self._outcomes[key]
-        outcome = None
-        if (placed := self._placed(config)) is not None:
-            setup, rig = placed
-            if setup.spec is not None and setup.spec.method == "ngram":
-                # Drafts from the text are worth what the text is.
-                setup = replace(setup, spec=None)
-            speed_model = prospect(
-                setup,
-                rig,
-                self._basis.constants,
-                context=self._need_tokens,
-                tuning=self._basis.tuning,
-            )
-            if speed_model.pool_tokens > 0:
-                load = PlannedLoad(
-                    self.aim.concurrency, self.aim.input_tokens, self.aim.output_tokens
-                )
-                outcome = speed_model.outcome(load)
-        self._outcomes[key] = outcome
-        return outcome
+        if key not in self._outcomes:
+            self._outcomes[key] = self._computed_outcome(config)
+        return self._outcomes[key]
+
+    def _computed_outcome(self, config: KnobConfig) -> PredictedOutcome | None:
+        placed = self._placed(config)
+        if placed is None:
+            return None
+        setup, rig = placed
+        if setup.spec is not None and setup.spec.method == "ngram":
+            # Drafts from the text are worth what the text is.
+            setup = replace(setup, spec=None)
+        speed_model = prospect(
+            setup,
+            rig,
+            self._basis.constants,
+            context=self._need_tokens,
+            tuning=self._basis.tuning,
+        )
+        if speed_model.pool_tokens <= 0:
+            return None
+        aim = self.aim
+        return speed_model.outcome(
+            PlannedLoad(aim.concurrency, aim.input_tokens, aim.output_tokens)
+        )
 
     def fit(self, config: KnobConfig) -> FitResult | None:
         """Return whether it fits its cards, with the sentence that says so; None: nobody knows."""
@@ -225,7 +236,8 @@ class Predictor:
         rig = self.rig
         if message is not None or setup is None or rig is None:
             return message
-        if (finding := refusal(setup, rig)) is not None:
+        finding = refusal(setup, rig)
+        if finding is not None:
             return finding.sentence
         fit = self.fit(config)
         card = sizing_card(rig, setup.layout)
@@ -234,7 +246,9 @@ class Predictor:
         return None
 
     def _placed(self, config: KnobConfig) -> tuple[Setup, Rig] | None:
-        """None: not known, or on more cards than there are."""
+        """Return what the planner can compute with; None: it is not known, or on more cards than
+        there are.
+        """
         setup = self.setup(config)
         rig = self.rig
         if setup is None or rig is None or setup.layout.cards > len(rig.cards):
@@ -246,10 +260,12 @@ class Predictor:
 
 
 def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) -> int:
-    """Of a reading that all sides get, from the tasks a second of those that are known.
+    """Return the tasks of a reading that all sides get, from the tasks a second of those that are
+    known.
 
     Three for each agent, doubled until the fastest is busy for `least_s`; no more than the slowest
-    does in time, down to one for each agent."""
+    does in time, down to one for each agent.
+    """
     choices = (max(LEAST, LEAST_EACH * concurrency), 2 * concurrency, concurrency)
     positive_rates = [rate for rate in rates if rate > 0]
     if not positive_rates:

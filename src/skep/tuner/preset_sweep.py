@@ -2,7 +2,8 @@
 rig.
 
 A preset that is refused, does not start or dies under load is a result, and the next one goes on.
-Knows no terminal."""
+Knows no terminal.
+"""
 
 from __future__ import annotations
 
@@ -180,10 +181,9 @@ class PresetSweeps:
 
     def _hang_s(self) -> float:
         """Return how long no token may come: long prompts of many agents are read for minutes."""
-        return max(
-            HANG_S,
-            (self.plan.workload.prompt_tokens or 0) * max(self.plan.concurrency) / FIRST_TOK_S,
-        )
+        prompt_tokens = self.plan.workload.prompt_tokens or 0
+        read_s = prompt_tokens * max(self.plan.concurrency) / FIRST_TOK_S
+        return max(HANG_S, read_s)
 
 
 @dataclass(eq=False)

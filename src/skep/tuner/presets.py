@@ -2,7 +2,9 @@
 
 It begins with a preset whose numbers are said, or of a model with what the planner recommends, or
 what is certain to start: the best plan without graphs and drafts, with KV in 16 bits, 85 % of each
-card and one replica. On a CPU: one slot, all cores, the rest as the engine has it."""
+card and one replica. On a CPU: one slot, all cores, the rest as the engine has it. Measures
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ _CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
 
 
 def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
-    """With room for the goal's tasks, and with numbers said that another version of the engine may
-    choose otherwise.
+    """Return the preset with room for the goal's tasks, and with the numbers stated that another
+    version of the engine may choose otherwise.
     """
     model = box.model or find_geometry(preset.model)
     preset = replace(preset, context_tokens=needed_context(aim, model, preset.context_tokens))
@@ -65,13 +67,11 @@ def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
         if preset.engine == "embedded" or not cards:
             threads = preset.threads or max(1, box.cores // preset.replicas)
             preset = replace(preset, threads=threads)
-        elif (
-            len(cards) > 1
-            and preset.replicas * options.cards == 1
-            and options.split is None
-            and not preset.gpus
-        ):
-            options = replace(options, pp=len(cards))  # by itself it takes all cards that it sees
+        else:
+            is_free = options.split is None and not preset.gpus
+            if is_free and len(cards) > 1 and preset.replicas * options.cards == 1:
+                # By itself it takes all cards that it sees.
+                options = replace(options, pp=len(cards))
     elif preset.engine in ("vllm", "sglang") and cards:
         usual = defaults(preset.engine, smallest(cards))
         options = replace(
@@ -95,11 +95,12 @@ def baseline_of(
     others: Sequence[str] = (),
     basis_of: BasisOf = published_basis,
 ) -> Preset:
-    """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a
-    setting like others.
+    """Return the preset that a search of a model begins with.
 
-    `planned`: it begins with the first layout of `skep plan`, of this engine or one of the others,
-    instead of where it is safe."""
+    `quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting
+    like others. `planned`: it begins with the first layout of `skep plan`, of this engine or one
+    of the others, instead of where it is safe.
+    """
     geometry = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
         return prepared(_of_cpu(model, geometry, aim, engine, checkpoint or model), aim, box)
@@ -114,9 +115,13 @@ def baseline_of(
         plans = _planned(geometry, rig, aim, (engine, *others), quant, basis_of)
     else:
         plans = _plain_plans(geometry, rig, aim, engine, quant)
-    if checkpoint is None and not simulated and (checkpoint := plans[0].checkpoint) is None:
-        hint = f"name it: skep tune {model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
-        raise UserError(f"which checkpoint of `{model}` should be tuned?", hint=hint)
+    if checkpoint is None and not simulated:
+        checkpoint = plans[0].checkpoint
+        if checkpoint is None:
+            hint = (
+                f"name it: skep tune {model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
+            )
+            raise UserError(f"which checkpoint of `{model}` should be tuned?", hint=hint)
     presets = [_of_setup(plan.setup, rig, model, checkpoint) for plan in plans]
     chosen = next((preset for preset in presets if not contradictions(preset)), presets[0])
     if not simulated:  # the engine finds it in the checkpoint
@@ -145,11 +150,15 @@ def _of_cpu(
 def needed_context(
     aim: TuneGoal, model: Geometry | None, preset_context: int | None = None
 ) -> int:
-    """Of one slot: a task with what a chat template adds, what was asked for, and the preset's own
-    or the usual.
+    """Return the tokens of one slot: a task with what a chat template adds, what was asked for,
+    and the preset's context or the usual one.
     """
     task = aim.input_tokens + aim.output_tokens
-    max_context, name = (model.max_context, model.id) if model is not None else (None, "")
+    max_context = None
+    name = ""
+    if model is not None:
+        max_context = model.max_context
+        name = model.id
     if max_context is not None and task > max_context:
         hint = "lower --prompt-tokens or --output-tokens"
         raise UserError(
@@ -176,7 +185,8 @@ def _plain_plans(
     """Return what the planner recommends of what is plain, best first.
 
     Format and layout are those that are best with CUDA graphs, which a search turns on: without
-    them most of a small model's are launched equally slowly."""
+    them most of a small model's are launched equally slowly.
+    """
     pooled = engine in ("vllm", "sglang")
     share = SHARE if pooled else None
     pins = Pins(
@@ -237,11 +247,8 @@ def _fitting(
 
 def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Preset:
     options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
-    if (
-        setup.engine != "llamacpp"
-        and len(rig.cards) > 1
-        and any(capability(c) == _CRASHED_ON for c in rig.cards)
-    ):
+    crashes = any(capability(card) == _CRASHED_ON for card in rig.cards)
+    if crashes and setup.engine != "llamacpp" and len(rig.cards) > 1:
         # Means nothing on one card, and layouts come and go.
         options = replace(options, custom_all_reduce=False)
     counted = Counter(map(_in_catalogue, rig.cards))
@@ -287,7 +294,7 @@ def _in_catalogue(card: Device) -> str:
 
 
 def _called(geometry: Geometry | None, checkpoint: str) -> str:
-    """A preset's model is of the catalogue, or called as its checkpoint is."""
+    """Return the name of a preset's model: the catalogue's, or that of its checkpoint."""
     if geometry is not None and find_geometry(geometry.id) is not None:
         return geometry.id
     return own_name(checkpoint)
@@ -301,7 +308,7 @@ LONGEST_NAME = 80
 
 
 def tuned_preset(tuning: Tuning, stage: TuneStage, name: str) -> Preset:
-    """The stage's configuration, with what it was measured as.
+    """Return the stage's configuration as a preset, with what it was measured as.
 
     The figures of the base's author are not its own.
     """
@@ -319,9 +326,8 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, name: str) -> Preset:
         else:
             how = "measured"
         notes.append(f"{how}: {figure_words(stage.figure)} {unit_of(tuning)}, 95 % interval")
-        if (
-            not tuning.simulated and tuning.aim.metric == "effective_tok_s"
-        ):  # what a sweep can be held against
+        # What a sweep can be held against.
+        if not tuning.simulated and tuning.aim.metric == "effective_tok_s":
             load = (tuning.aim.concurrency, tuning.aim.input_tokens, tuning.aim.output_tokens)
             measured = Published(stage.figure.estimate, "output", *load, "client")
             published = (replace(measured, ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms),)
@@ -340,14 +346,16 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, name: str) -> Preset:
 def write_preset(
     record: TuningRecord, name: str, paths: Paths, *, overwrite: bool = False
 ) -> tuple[Path, TuneStage]:
-    """The best, into the user's folder, where `skep up NAME` finds it.
+    """Write the best into the user's folder, where `skep up NAME` finds it; return the file and
+    the stage.
 
     What could not be read back is not written.
     """
     folder = presets_folder(paths)
     tuning = record.tuning
     path = folder / f"{check_name(name)}.toml"
-    if (best := best_of(record.stages)) is None:
+    best = best_of(record.stages)
+    if best is None:
         hint = f"`skep tune show {tuning.id}` says why"
         raise UserError(
             f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint
@@ -366,7 +374,7 @@ def write_preset(
 
 
 def save_best(tunings: TuningStore, record: TuningRecord, paths: Paths) -> str | None:
-    """Return the best's name as a preset, which is written; None: nothing was better, or it is
+    """Write the best as a preset and return its name; None: nothing was better, or it is
     simulated.
     """
     if record.tuning.simulated or not accepted(record.stages):
@@ -380,7 +388,7 @@ def save_best(tunings: TuningStore, record: TuningRecord, paths: Paths) -> str |
 
 
 def preset_name(tuning: Tuning) -> str:
-    """`MODEL-tuned-ID`."""
+    """Return `MODEL-tuned-ID`."""
     ending = f"-tuned-{tuning.id}"
     if "/" in tuning.model:
         model = Path(tuning.model).stem

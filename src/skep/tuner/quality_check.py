@@ -2,7 +2,8 @@
 
 Each configuration is asked the same items once, greedily and at the goal's concurrency; its sheet
 of answers is kept: what challengers are held against is not asked again for each of them. Two
-sides need not be resident at once. Knows nothing of how configurations are started."""
+sides need not be resident at once. Knows nothing of how configurations are started.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +45,14 @@ class Sheet(msgspec.Struct, frozen=True):
 
     @property
     def is_silent(self) -> bool:
-        """Not one request was answered: that is no matter of quality."""
+        """Whether not one request was answered: that is no matter of quality."""
         return all(outcome in UNANSWERED for outcome in self.outcomes.values())
 
 
 def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
-    """Of the items that both were asked.
+    """Return whether one sheet is as good as the other, on the items that both were asked.
 
-    Held against the first configuration: small losses cannot add up.
+    The other is the first configuration's: small losses cannot add up.
     """
     if before.is_silent:
         words = f"not judged: the configuration to compare with answered nothing: {before.fault}"
@@ -61,9 +62,10 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
             ok=False, words=f"none of its requests was answered: {after.fault}", seconds=0.0
         )
     both = before.outcomes.keys() & after.outcomes.keys()
-    was, now = (sum(sheet.outcomes[item].passed for item in both) for sheet in (before, after))
-    score = f"{now} of {len(both)} right against {was}"
-    if max(was, now) < max(FLOOR, delta) * len(both) or not both:
+    right_before = sum(before.outcomes[item].passed for item in both)
+    right_after = sum(after.outcomes[item].passed for item in both)
+    score = f"{right_after} of {len(both)} right against {right_before}"
+    if max(right_before, right_after) < max(FLOOR, delta) * len(both) or not both:
         words = f"not judged: {score}; too few to show anything, another --quality bank may"
         return JudgeResult(ok=True, words=words, seconds=0.0, skipped=True)
     # One without an answer before counts as right there: else it would hide a loss.
@@ -100,13 +102,12 @@ class GuardPlan(msgspec.Struct, frozen=True):
     items: int = ITEMS
     seed: int = 0
     tuning: str = ""  # id, noted in the stored runs
-    most_s: float = (
-        MOST_S  # of a sheet: after that no more is asked, and what was asked is compared
-    )
+    # of a sheet: after that no more is asked, and what was asked is compared
+    most_s: float = MOST_S
 
 
 def open_guard(plan: GuardPlan, store: Store, host: HostFacts, cache_dir: Path) -> QualityGuard:
-    """With drills, which need no sandbox."""
+    """Return a guard with drills, which need no sandbox."""
     bank = choose_bank(DRILLS, seed=plan.seed, count=plan.items, cache_dir=cache_dir)
     items = (replace(item, max_tokens=max(item.max_tokens, ROOM_TOKENS)) for item in bank.items)
     return QualityGuard(replace(bank, items=tuple(items)), plan, Judge(None), store, host)
@@ -114,6 +115,8 @@ def open_guard(plan: GuardPlan, store: Store, host: HostFacts, cache_dir: Path) 
 
 @dataclass(repr=False, eq=False)
 class QualityGuard:
+    """Asks configurations the items of a bank, keeps their sheets and compares them."""
+
     bank: Bank
     plan: GuardPlan
     judge: Judge
@@ -122,11 +125,13 @@ class QualityGuard:
     _sheets: dict[str, Sheet] = field(default_factory=dict)
 
     def known(self, config: KnobConfig) -> Sheet | None:
-        """Return its sheet, where it was asked before: nothing need be started."""
+        """Return the sheet of a configuration that was asked before: nothing need be started."""
         return self._sheets.get(config.key)
 
     def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
-        """`seconds` are put by who started engines for it."""
+        """Return whether the challenger is as good; its `seconds` are set by who started engines
+        for it.
+        """
         return compared(incumbent, challenger, self.plan.delta)
 
     async def answers(
@@ -168,22 +173,18 @@ class QualityGuard:
                 [AnsweredItem(row, items[row.index]) for row in rows]
             )
             self.store.append_verdicts(recording.run_id, verdicts)
-        fault = next(
-            (
-                verdict.detail
-                for verdict in verdicts
-                if verdict.outcome in UNANSWERED and verdict.detail
-            ),
-            "no answer came",
-        )
+        unanswered = (verdict for verdict in verdicts if verdict.outcome in UNANSWERED)
+        faults = (verdict.detail for verdict in unanswered if verdict.detail)
+        fault = next(faults, "no answer came")
         sheet = Sheet({verdict.item: verdict.outcome for verdict in verdicts}, fault)
         if not sheet.is_silent:
             self._sheets[config.key] = sheet
         return sheet
 
     def _identity(self, config: KnobConfig, endpoint: Endpoint) -> Identity:
-        """The fingerprint is equal for repeats: the tuning it belongs to and the address may
-        differ.
+        """Return what the stored run is.
+
+        The fingerprint is equal for repeats: the tuning it belongs to and the address may differ.
         """
         bank = self.bank
         plan = self.plan

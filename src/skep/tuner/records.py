@@ -2,7 +2,8 @@
 stages it decides.
 
 `skep.tuner.search` decides, a `Bench` carries out. A search that is given the same answers makes
-the same requests, so that a stored one is taken up by giving it the stored answers again."""
+the same requests, so that a stored one is taken up by giving it the stored answers again.
+"""
 
 from __future__ import annotations
 
@@ -84,9 +85,8 @@ class Knob(msgspec.Struct, frozen=True):
     title: str
     values: tuple[Value, ...]
     ordered: bool = False
-    alters_answers: bool = (
-        False  # a faster value may answer worse: the quality guard looks before it is accepted
-    )
+    # a faster value may answer worse: the quality guard looks before it is accepted
+    alters_answers: bool = False
     expected: float = 0.02  # share gained by turning it, where nobody can foresee it
     along: bool = False  # it is turned only together with another one that does not fit without it
 
@@ -109,11 +109,12 @@ class ConfigFailure(msgspec.Struct, frozen=True):
         return self.kind == OUT_OF_MEMORY
 
     def __str__(self) -> str:
+        text = self.cause
         if self.evidence and self.evidence not in self.cause:
-            evidence = f" ({self.evidence})"
-        else:
-            evidence = ""
-        return f"{self.cause}{evidence}" + (f"; {self.remedy}" if self.remedy else "")
+            text += f" ({self.evidence})"
+        if self.remedy:
+            text += f"; {self.remedy}"
+        return text
 
 
 OUT_OF_MEMORY = "out-of-memory"
@@ -142,9 +143,7 @@ class TuneReading(msgspec.Struct, frozen=True):
     requests: int
     failed: int = 0
     limited: bool = False  # the client was the limit: it does not count
-    over_limit: float = (
-        0.0  # the worst figure as a share of its limit in the SLO; 1 or less is within
-    )
+    over_limit: float = 0.0  # the worst figure as a share of its limit; 1 or less is within
 
     @property
     def counts(self) -> bool:
@@ -278,7 +277,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
 
 def changes_words(config: KnobConfig, before: KnobConfig) -> str:
-    """ "slots 4 → 8, kv auto → fp8"."""
+    """Return "slots 4 → 8, kv auto → fp8"."""
     return ", ".join(map(str, config.changes_from(before))) or "nothing"
 
 
@@ -302,7 +301,7 @@ class MeasureRequest(msgspec.Struct, frozen=True):
 
 
 class JudgeRequest(msgspec.Struct, frozen=True):
-    """Does the second answer as well as the first?"""
+    """Whether the challenger answers as well as the incumbent."""
 
     incumbent: KnobConfig
     challenger: KnobConfig

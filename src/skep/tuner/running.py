@@ -3,7 +3,8 @@ and the bench.
 
 The search decides; the bench, on this machine's engines or on a rig in virtual time, measures.
 Each answer is stored as it comes, with the stages that it decided, so that a process that is
-killed leaves what came before. How much time a search may take is the search's own business."""
+killed leaves what came before. How much time a search may take is the search's own business.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class TuningJournal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """A session that was left without a word is not done.
+        """End a session that was left without `end`: it is not done.
 
         Ctrl-C and cancellation are no fault.
         """
@@ -79,24 +80,23 @@ class TuningJournal:
         try:
             self.end("stopped" if fault is None else "failed", fault)
         except StoreError:
-            if (
-                error is None
-            ):  # else it is the reason that is told, not that it could not be written down
+            if error is None:  # else that is told, not that it could not be written down
                 raise
 
     def replay(self, search: KnobSearch) -> float:
         """Give the search its stored answers again. Return how many seconds they took.
 
         UserError where it asks for something else, or decides otherwise: nothing has been written
-        then."""
+        then.
+        """
         for stored, answer in self.past:
             if search.request != stored:
                 raise self._differs(f"`{stored.words}` is not what would be asked for now")
             search.tell(answer)
         for step, decided in zip(self.stages, search.stages, strict=False):
-            if (
-                msgspec.structs.replace(step, why=decided.why) != decided
-            ):  # the words may be those of another version
+            # The words may be those of another version.
+            in_todays_words = msgspec.structs.replace(step, why=decided.why)
+            if in_todays_words != decided:
                 raise self._differs(
                     f"step {step.number}, `{step.title}`, would be decided otherwise now"
                 )
@@ -105,10 +105,11 @@ class TuningJournal:
     async def run(
         self, search: KnobSearch, bench: Bench, on_event: OnEvent = lambda _: None
     ) -> None:
-        """Until the search asks for nothing more.
+        """Carry requests out until the search asks for nothing more.
 
         Cancelled: the request under way leaves nothing, what was decided stands; another session
-        goes on from there."""
+        goes on from there.
+        """
         with self:
             while (request := search.request) is not None:
                 on_event(request)
@@ -128,7 +129,7 @@ class TuningJournal:
             self.end("done", search.ended)
 
     def end(self, outcome: TuningOutcome, reason: str | None = None) -> None:
-        """`reason`: what went wrong, or why nothing more was tried."""
+        """End the session. `reason`: what went wrong, or why nothing more was tried."""
         self._tunings.end_session(
             self.tuning.id, self._session, at=self._clock(), outcome=outcome, reason=reason
         )
@@ -154,20 +155,16 @@ class Service(msgspec.Struct, frozen=True):
             cards = f" on GPU {', '.join(map(str, self.gpus))}"
         else:
             cards = ""
-        return (
-            f"skep serves {', '.join(self.models) or 'no model'}{cards} at {self.url} (pid "
-            f"{self.pid})"
-        )
+        models = ", ".join(self.models) or "no model"
+        return f"skep serves {models}{cards} at {self.url} (pid {self.pid})"
 
     def shares(self, cards: Sequence[int]) -> tuple[int, ...]:
-        """Return which of its cards another one would have too, who takes these;
-        none named: any.
-        """
+        """Return which of its cards another one would use too that takes these; none named: any."""
         return tuple(card for card in self.gpus if not cards or card in cards)
 
 
 def running_service(paths: Paths) -> Service | None:
-    """None: nothing runs."""
+    """Return what `skep up` serves here; None: nothing runs."""
     try:
         status = ask(socket_of(paths.lock, paths.socket), {"op": "status"})
     except NotRunning:
@@ -175,20 +172,17 @@ def running_service(paths: Paths) -> Service | None:
     rows = [row for row in status["rows"] if row["kind"] not in NO_REPLICAS]
     models = tuple(sorted({row["model"] for row in rows if row["model"]}))
     rooms = {name for row in rows for name in row.get("room") or {} if name.startswith("gpu")}
-    return Service(
-        status["url"],
-        models,
-        status["pid"],
-        tuple(sorted(int(name.removeprefix("gpu")) for name in rooms)),
-    )
+    gpus = sorted(int(name.removeprefix("gpu")) for name in rooms)
+    return Service(status["url"], models, status["pid"], tuple(gpus))
 
 
 @contextmanager
 def service_paused(paths: Paths) -> Iterator[Service | None]:
-    """Its engines end, after their answers, and serve again when the block is left, or when this
-    process is killed.
+    """Pause what `skep up` serves: its engines end, after their answers, and serve again when the
+    block is left, or when this process is killed.
     """
-    if (service := running_service(paths)) is None:
+    service = running_service(paths)
+    if service is None:
         yield None
         return
     with connected(socket_of(paths.lock, paths.socket), None) as say:
@@ -208,7 +202,7 @@ def service_paused(paths: Paths) -> Iterator[Service | None]:
 
 
 def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
-    """Return what keeps it from serving again."""
+    """Let it serve again, and return what keeps it from that."""
     try:
         say({"op": "resume"})
     except NotRunning:
@@ -240,8 +234,8 @@ def logs_folder(paths: Paths, tuning_id: str) -> Path:
 def machine_for(
     ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
 ) -> Iterator[None]:
-    """Held for one tuner; what `skep up` serves is paused meanwhile, or left alone where both can
-    be.
+    """Hold the machine for one tuner; what `skep up` serves is paused meanwhile, or left alone
+    where both can be.
     """
     if ready.tuning.simulated:
         yield
@@ -311,13 +305,13 @@ def _bench(
     work.mkdir(parents=True, exist_ok=True)
     servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
     return EngineBench(
-        servers,
-        store,
-        host,
-        tuning.id,
-        tuning.aim,
-        tuning.seed,
-        lambda config: apply_config(base, config),
+        servers=servers,
+        store=store,
+        host=host,
+        tuning=tuning.id,
+        aim=tuning.aim,
+        seed=tuning.seed,
+        preset_of=lambda config: apply_config(base, config),
         first_round=len(journal.past),
         guard=guard,
     )

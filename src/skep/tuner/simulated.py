@@ -2,7 +2,8 @@
 
 What befalls real readings befalls these: each has noise of its own, each start an effect of its
 own, the whole machine drifts slowly, and now and then a reading is far off. What is read is what
-the planner foresees."""
+the planner foresees.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _START_SHARE = {"no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it h
 
 
 class SimulatedNoise(msgspec.Struct, frozen=True):
-    """Shares.
+    """Deviations and probabilities, as shares.
 
     `drift` is how far the machine as a whole goes up and down within `drift_period_s`.
     """
@@ -55,9 +56,8 @@ class SimulatedBench:
     truth: Predictor
     seed: int
     noise: SimulatedNoise = field(default_factory=SimulatedNoise)
-    now_s: float = (
-        0.0  # a search that is taken up again begins later, and meets the noise it would have met
-    )
+    # a search that is taken up again begins later, and meets the noise it would have met
+    now_s: float = 0.0
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began_s = self._begin()
@@ -66,12 +66,11 @@ class SimulatedBench:
         starts = []
         for config in request.configs[::step]:
             truth, effect, start_s = self._start(config, on_progress)
-            taken = self._readings(config, truth, effect, request.readings, on_progress)
-            starts.append(
-                ServerStart(
-                    config, start_s, taken, truth if isinstance(truth, ConfigFailure) else None
-                )
-            )
+            if isinstance(truth, ConfigFailure):
+                starts.append(ServerStart(config, start_s, failure=truth))
+            else:
+                readings = self._readings(config, truth, effect, request.readings, on_progress)
+                starts.append(ServerStart(config, start_s, readings))
             self.now_s += STOP_S
         return MeasurementRound(tuple(starts[::step]), self.now_s - began_s)
 
@@ -82,7 +81,7 @@ class SimulatedBench:
         )
 
     def _begin(self) -> float:
-        """Return the time. The noise depends on it, and on the seed."""
+        """Draw the noise of a round from the time and the seed, and return the time."""
         self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
         self._rng = Random(f"{self.seed} measure {self.now_s:.6f}")
         return self.now_s
@@ -108,30 +107,23 @@ class SimulatedBench:
     def _readings(
         self,
         config: KnobConfig,
-        truth: TuneReading | ConfigFailure,
+        truth: TuneReading,
         effect: float,
         count: int,
         on_progress: OnProgress,
     ) -> tuple[TuneReading, ...]:
-        """Of one that does not start there are none."""
-        if isinstance(truth, ConfigFailure):
-            return ()
+        """Return so many readings of the truth through noise."""
         taken = []
         for number in range(1, count + 1):
-            drift = 1.0 + self.noise.drift * math.sin(
-                2 * math.pi * self.now_s / self.noise.drift_period_s + self._phase
-            )
+            turn = 2 * math.pi * self.now_s / self.noise.drift_period_s + self._phase
+            drift = 1.0 + self.noise.drift * math.sin(turn)
             factor = effect * drift * math.exp(self._rng.gauss(0.0, self.noise.reading))
             if self._rng.random() < self.noise.outliers:
                 factor *= self._rng.choice(_OUTLIER_FACTORS)
-            faster = {name: getattr(truth, name) * factor for name in _SPEEDS}
-            taken.append(
-                replace(
-                    truth, **faster, **{name: getattr(truth, name) / factor for name in _TIMES}
-                )
-            )
-            self.now_s += taken[-1].wall_s
-            on_progress(
-                BenchProgress(config, "measuring", number, count, taken[-1].effective_tok_s)
-            )
+            speeds = {name: getattr(truth, name) * factor for name in _SPEEDS}
+            times = {name: getattr(truth, name) / factor for name in _TIMES}
+            reading = replace(truth, **speeds, **times)
+            taken.append(reading)
+            self.now_s += reading.wall_s
+            on_progress(BenchProgress(config, "measuring", number, count, reading.effective_tok_s))
         return tuple(taken)

@@ -71,9 +71,8 @@ class TuningRecord(msgspec.Struct, frozen=True):
     answers: int
     measured_s: float  # that the answers took, pauses between sessions left out
     worked_at: float  # when the last session began; of one without a session: when it was made
-    reason: str | None = (
-        None  # why the last session ended: what went wrong, or why nothing more was tried
-    )
+    # why the last session ended: what went wrong, or why nothing more was tried
+    reason: str | None = None
     presets: tuple[str, ...] = ()  # that were made of it, in that order
     stages: tuple[TuneStage, ...] = ()
 
@@ -83,7 +82,7 @@ class TuningRecord(msgspec.Struct, frozen=True):
 
     @property
     def unfinished(self) -> str | None:
-        """Its state, where it did not come to its end."""
+        """The state of a tuning that did not come to its end; None of one that did."""
         if self.state is TuningState.ENDED:
             return None
         return self.state.value
@@ -120,7 +119,7 @@ def state_of(row: Row) -> TuningState:
 
 
 def _value(text: str, kind: type[T], owner: str) -> T:
-    """Return what a column holds. `what` names it in errors."""
+    """Return what a column holds. `owner` names its row in errors."""
     try:
         return from_document(json.loads(text), kind)
     except ValueError as error:  # no JSON, or none of this kind
@@ -128,6 +127,7 @@ def _value(text: str, kind: type[T], owner: str) -> T:
 
 
 def _open_ended(value: Any) -> Any:
+    """Return a document in which numbers that JSON does not have are marked."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -140,6 +140,7 @@ def _open_ended(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
+    """Return a document in which marked numbers are numbers again."""
     if isinstance(value, Mapping):
         if value.keys() == {_NO_NUMBER}:
             return float(value[_NO_NUMBER])
@@ -171,7 +172,7 @@ _WHERE = """SELECT (SELECT max(number) FROM tuning_sessions WHERE tuning_id = ?1
 
 
 class TuningStore:
-    """Over an open store.
+    """The tunings of an open store.
 
     What was appended is final; at most one living process is at work on a tuning.
     """
@@ -180,7 +181,7 @@ class TuningStore:
         self._store = store
 
     def begin(self, tuning: Tuning, *, suffix: Callable[[], str] = new_suffix) -> str:
-        """Return its id, which takes the place of the value's own.
+        """Store a tuning and return its id, which takes the place of the value's own.
 
         Nobody works on it before a session is begun.
         """
@@ -207,7 +208,7 @@ class TuningStore:
         return tuning_id
 
     def begin_session(self, tuning_id: str, at: float) -> int:
-        """Its number, from 1.
+        """Begin a session and return its number, from 1.
 
         This process is its writer; UserError where another one is, or where it has ended.
         """
@@ -234,7 +235,7 @@ class TuningStore:
         outcome: TuningOutcome,
         reason: str | None = None,
     ) -> None:
-        """`done`: of the whole tuning, which takes no more from then on.
+        """End a session. With the outcome `done` the whole tuning takes no more from then on.
 
         `reason`: why nothing more was tried.
         """
@@ -282,14 +283,14 @@ class TuningStore:
     def append_preset(
         self, tuning_id: str, name: str, at: float, *, stage: int | None = None
     ) -> None:
-        """That a preset of this name was made of it; also after its end."""
+        """Note that a preset of this name was made of it; also after its end."""
         with self._store.transaction() as connection:
             insert(
                 connection, "tuning_presets", tuning_id=tuning_id, name=name, stage=stage, at=at
             )
 
     def find(self, name: str) -> TuningRecord:
-        """By its id, by the beginning of it, or "last"."""
+        """Return a tuning by its id, by the beginning of it, or "last"."""
         return self._saved([TUNINGS.find(self._store, name)])[0]
 
     def find_unfinished(self, name: str) -> TuningRecord:
@@ -297,19 +298,26 @@ class TuningStore:
 
         UserError where there is nothing left to do.
         """
-        unfinished = (
-            tuning for tuning in self.tunings() if tuning.state is TuningState.INTERRUPTED
-        )
-        record = (next(unfinished, None) if name == "last" else None) or self.find(name)
+        record = None
+        if name == "last":
+            record = self._newest_unfinished()
+        if record is None:
+            record = self.find(name)
         check_free(record.id, record.state)
         return record
 
+    def _newest_unfinished(self) -> TuningRecord | None:
+        for record in self.tunings():
+            if record.state is TuningState.INTERRUPTED:
+                return record
+        return None
+
     def tunings(self, limit: int | None = None) -> list[TuningRecord]:
-        """Newest first."""
+        """Return the tunings, newest first."""
         return self._saved(TUNINGS.newest(self._store, limit))
 
     def stages(self, tuning_id: str) -> list[TuneStage]:
-        """In the order in which they were decided."""
+        """Return the stages of a tuning in the order in which they were decided."""
         rows = self._store.read(_STAGES, tuning_id)
         return [_value(row["document"], TuneStage, f"tuning `{tuning_id}`") for row in rows]
 
@@ -319,18 +327,17 @@ class TuningStore:
         return replace(record, stages=tuple(self.stages(record.id)))
 
     def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
-        """Return them newest first; of one model, where one is named."""
-        records = [
-            tuning
-            for tuning in self.tunings(None if model else limit)
-            if not model or tuning.tuning.model == model
-        ]
+        """Return the tunings with their stages, newest first; of one model, where one is named."""
+        if model:
+            records = [record for record in self.tunings() if record.tuning.model == model]
+        else:
+            records = self.tunings(limit)
         return [
             replace(record, stages=tuple(self.stages(record.id))) for record in records[:limit]
         ]
 
     def answers(self, tuning_id: str) -> list[Answered]:
-        """What was asked of the bench and what came, in order."""
+        """Return what was asked of the bench and what came, in order."""
         answered = []
         owner = f"tuning `{tuning_id}`"
         for kind, request_text, answer_text in self._store.read(_ANSWERS, tuning_id):
@@ -377,7 +384,10 @@ class TuningStore:
 def _insert_stage(
     connection: Connection, tuning_id: str, stage: TuneStage, at: float, answers: int
 ) -> None:
-    """The plain columns are for other programs: an open end of an interval is NULL there."""
+    """Insert a stage, as a document and in plain columns.
+
+    These are for other programs: an open end of an interval is NULL there.
+    """
     failure = stage.failure
     bounds = {**_bounds("figure", stage.figure), **_bounds("ratio", stage.ratio)}
     insert(
@@ -405,19 +415,24 @@ def _insert_stage(
 
 
 def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
-    low, figure, high = (
-        (None,) * 3 if interval is None else (interval.low, interval.estimate, interval.high)
-    )
-    return {f"{name}_low": finite(low), name: finite(figure), f"{name}_high": finite(high)}
+    if interval is None:
+        return {f"{name}_low": None, name: None, f"{name}_high": None}
+    return {
+        f"{name}_low": finite(interval.low),
+        name: finite(interval.estimate),
+        f"{name}_high": finite(interval.high),
+    }
 
 
 def check_stopped(tuning_id: str, state: TuningState) -> None:
+    """Raise UserError where a process is working on the tuning."""
     if state is TuningState.RUNNING:
         hint = f"`skep tune show {tuning_id}` shows how it stands; Ctrl-C in its terminal stops it"
         raise UserError(f"a process is working on tuning `{tuning_id}`", hint=hint)
 
 
 def check_free(tuning_id: str, state: TuningState) -> None:
+    """Raise UserError where the tuning cannot go on: a process works on it, or it has ended."""
     check_stopped(tuning_id, state)
     if state is TuningState.ENDED:
         hint = f"`skep tune show {tuning_id}` shows it, `skep tune MODEL` starts another"

@@ -3,7 +3,8 @@ attempt. Pure.
 
 The gain is the product of the accepted steps' ratios, because each of those was measured side by
 side. The figures of two stages were taken at different times, so their quotient may be a little
-different."""
+different.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +27,11 @@ def unit_of(tuning: Tuning) -> str:
 
 
 def baseline_of(stages: Sequence[TuneStage]) -> TuneStage | None:
-    """None: it was not measured yet, or could not be."""
-    return next(
-        (
-            stage
-            for stage in stages
-            if stage.decision is StageDecision.BASELINE and stage.figure is not None
-        ),
-        None,
-    )
+    """Return the stage of the baseline; None: it was not measured yet, or could not be."""
+    for stage in stages:
+        if stage.decision is StageDecision.BASELINE and stage.figure is not None:
+            return stage
+    return None
 
 
 def best_of(stages: Sequence[TuneStage]) -> TuneStage | None:
@@ -57,7 +54,7 @@ def accepted(stages: Sequence[TuneStage]) -> list[TuneStage]:
 
 
 def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
-    """Return the numbers of those that were accepted and died later."""
+    """Return the numbers of the stages that were accepted and died later."""
     standing = {stage.number for stage in accepted(stages)}
     return frozenset(
         stage.number
@@ -67,14 +64,16 @@ def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
 
 
 def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
-    """All accepted steps over the baseline, their errors taken as independent; None: no step, or
-    one without ratio.
+    """Return the gain of all accepted steps over the baseline, their errors taken as independent;
+    None: no step, or one without ratio.
     """
-    steps = [stage.ratio for stage in accepted(stages)]
-    ratios = [
-        step for step in steps if step is not None and known(step.estimate) and step.estimate > 0
-    ]
-    if not ratios or len(ratios) < len(steps):
+    ratios = []
+    for stage in accepted(stages):
+        ratio = stage.ratio
+        if ratio is None or not known(ratio.estimate) or ratio.estimate <= 0:
+            return None
+        ratios.append(ratio)
+    if not ratios:
         return None
     product = math.prod(ratio.estimate for ratio in ratios)
     below = math.hypot(*(_log(ratio.estimate, ratio.low) for ratio in ratios))
@@ -101,26 +100,25 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
         return "Nothing is measured yet"
     if best is base:
         tried = len(stages) - 1
-        outcome = f"none of {tried} change{'s' if tried > 1 else ''} was shown to be better"
-        return (
-            f"{number(base.figure.estimate)} {unit} {at}: "
-            f"{outcome if tried else 'no change has been measured'}"
-        )
+        if tried:
+            plural = "s" if tried > 1 else ""
+            outcome = f"none of {tried} change{plural} was shown to be better"
+        else:
+            outcome = "no change has been measured"
+        return f"{number(base.figure.estimate)} {unit} {at}: {outcome}"
     gain = total_gain(stages)
     steps = len(accepted(stages))
-    many = "one step" if steps == 1 else f"{steps} steps"
+    steps_text = "one step" if steps == 1 else f"{steps} steps"
     if gain is not None:
         gain_text = f": {ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})"
     else:
         gain_text = ""
-    return (
-        f"From {number(base.figure.estimate)} to {number(best.figure.estimate)} {unit} {at} in "
-        f"{many}{gain_text}"
-    )
+    figures = f"{number(base.figure.estimate)} to {number(best.figure.estimate)} {unit}"
+    return f"From {figures} {at} in {steps_text}{gain_text}"
 
 
 def decision_words(stage: TuneStage) -> str:
-    """ "accepted"; of a dead end what it was, in a few words."""
+    """Return "accepted" and the like; of a dead end what it was, in a few words."""
     dead = stage.decision is StageDecision.FAILED
     if dead and stage.failure is not None:
         return stage.failure.title
@@ -128,7 +126,7 @@ def decision_words(stage: TuneStage) -> str:
 
 
 def ratio_words(ratio: Interval | None) -> str:
-    """ "1.72×"; a digit more where its interval is narrow."""
+    """Return "1.72×", with a digit more where its interval is narrow."""
     if ratio is None or not known(ratio.estimate):
         return UNKNOWN
     return f"{number(ratio.estimate, digits=_digits(ratio))}×"
@@ -148,12 +146,12 @@ def _digits(ratio: Interval) -> int:
 
 
 def figure_words(figure: Interval) -> str:
-    """ "190 (184 to 196)"."""
+    """Return "190 (184 to 196)"."""
     return f"{number(figure.estimate)} ({number(figure.low)} to {number(figure.high)})"
 
 
 def count_decisions(stages: Sequence[TuneStage]) -> str:
-    """ "3 accepted, 2 worse, 1 failed"; empty while nothing but the baseline is decided."""
+    """Return "3 accepted, 2 worse, 1 failed"; empty while nothing but the baseline is decided."""
     counter = Counter(stage.decision for stage in stages)
     decisions = [
         decision
@@ -185,8 +183,11 @@ def goal_words(aim: TuneGoal) -> str:
 
 
 def missed_slo(tuning: Tuning, stages: Sequence[TuneStage]) -> SkepError | None:
-    """None: the best keeps it, or nothing was measured."""
-    if (best := best_of(stages)) is None or best.over_limit <= 1:
+    """Return the error of a search whose best does not keep the SLO; None: it does, or nothing was
+    measured.
+    """
+    best = best_of(stages)
+    if best is None or best.over_limit <= 1:
         return None
     subject = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
     hint = (
@@ -221,11 +222,11 @@ def speed_words(
     """Return how a contest of speeds ended."""
     if ratio is None:
         return "no reading of both sides counts: the client was the limit, or nothing was answered"
-    count = sum(bool(start.figures) for start in starts)
-    readings = sum(len(start.figures) for start in starts)
-    measured = (
-        f"{count} start{'s' if count != 1 else ''} with {readings} "
-        f"reading{'s' if readings != 1 else ''}"
+    measured = " with ".join(
+        (
+            _counted(sum(bool(start.figures) for start in starts), "start"),
+            _counted(sum(len(start.figures) for start in starts), "reading"),
+        )
     )
     if verdict is SequentialVerdict.SAME and ratio.low <= 1:
         smallest = 100 * (ratio.high / ratio.estimate - 1)
@@ -233,7 +234,14 @@ def speed_words(
     return measured
 
 
+def _counted(count: int, noun: str) -> str:
+    """Return "1 start", "2 starts"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def limit_words(own_share: float, rival_share: float, slo: str | None) -> str:
-    """Return the cases that limits decided, by the shares of them that either side took."""
+    """Return how a contest ended that limits decided, by the shares of them that either side
+    took.
+    """
     side = "within" if own_share <= 1 else "beyond"
     return f"{side} {slo}: {own_share:.2f} times the limit against {rival_share:.2f}"

@@ -2,7 +2,8 @@
 folders of its own.
 
 The user's hive, socket, lock and store are not touched. Nothing is healed: an engine that dies is
-a result. However the tuner ends, the keepers end the engines."""
+a result. However the tuner ends, the keepers end the engines.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from skep.host.processes import kill_marked
 from skep.paths import Paths, make_private
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import build_hive
-from skep.supervisor.replica import Replica
+from skep.supervisor.replica import Replica, ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.records import OUT_OF_MEMORY, ConfigFailed, ConfigFailure
 from skep.wire.listen import bind
@@ -41,11 +42,11 @@ CLEAR_S = 60.0  # for a card to be given back by the engine that was there befor
 _COMPLAINT = ("error", "failed", "exception", "fatal", "out of memory", "cannot")
 # Words about memory of any kind, in a cause, a remedy or a line of a log.
 _MEMORY = re.compile(
-    r"out of (?:\w+ )?memory|\bOutOfMemory|\bOOM\b|no (?:GPU )?memory|not enough (?:GPU "
-    r")?memory|bad_alloc"
+    r"out of (?:\w+ )?memory|\bOutOfMemory|\bOOM\b|bad_alloc"
+    r"|no (?:GPU )?memory|not enough (?:GPU )?memory"
     r"|(?:lower|raise) memory_share|room in the KV cache|memory for the (?:KV cache|cache blocks)"
-    r"|the KV cache ran out|max seq len|increas\w{1,10} "
-    r"\S{0,80}(?:gpu_memory_utilization|mem-fraction-static)",
+    r"|the KV cache ran out|max seq len"
+    r"|increas\w{1,10} \S{0,80}(?:gpu_memory_utilization|mem-fraction-static)",
     re.IGNORECASE,
 )
 
@@ -58,7 +59,7 @@ def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
 
 
 def failure_of(diagnosis: Diagnosis, *, under_load: bool) -> ConfigFailure:
-    """`under_load`: it had answered before."""
+    """Return the failure that a diagnosis tells. `under_load`: it had answered before."""
     if under_load:
         cause = f"died under load: {diagnosis.cause}"
     else:
@@ -66,8 +67,10 @@ def failure_of(diagnosis: Diagnosis, *, under_load: bool) -> ConfigFailure:
     text = " ".join(filter(None, (diagnosis.cause, diagnosis.evidence, diagnosis.remedy)))
     if _MEMORY.search(text):
         kind = OUT_OF_MEMORY
+    elif under_load:
+        kind = "crash-under-load"
     else:
-        kind = "crash-under-load" if under_load else "no-start"
+        kind = "no-start"
     return ConfigFailure(kind, cause, diagnosis.evidence, diagnosis.remedy)
 
 
@@ -90,24 +93,20 @@ class TrialServers:
 
     @asynccontextmanager
     async def open(self, preset: Preset, serve: Serve | None = None) -> AsyncIterator[TrialServer]:
-        """Up until the block ends, on any end. Raises ConfigFailed where it does not start.
+        """Serve a preset until the block ends. Raise ConfigFailed where it does not start.
 
         `serve`: what is started in the preset's place, such as its simulated rig.
         """
-        folder = next(
-            candidate
-            for candidate in (self.work / f"start-{n}" for n in itertools.count(1))
-            if not candidate.exists()
-        )
+        candidates = (self.work / f"start-{number}" for number in itertools.count(1))
+        folder = next(candidate for candidate in candidates if not candidate.exists())
         # Its own but for weights.
         paths = Paths(folder / "config", folder / "data", self.paths.cache, folder, folder / "run")
         await asyncio.to_thread(self._sweep_up)
         try:
             make_private(paths.logs)
             with bind(_GATEWAY.host, _GATEWAY.port, guarded=False) as listener:
-                async with TrialServer(
-                    await self._hive(serve or serve_of(preset), paths, listener), listener
-                ).up() as served:
+                hive = await self._hive(serve or serve_of(preset), paths, listener)
+                async with TrialServer(hive, listener).up() as served:
                     yield served
             shutil.rmtree(folder, ignore_errors=True)
         except asyncio.CancelledError:  # nothing that its log could tell
@@ -133,7 +132,7 @@ class TrialServers:
         return replace(hive, policy=replace(hive.policy, **once, checked_before_ready_s=None))
 
     def _sweep_up(self) -> None:
-        """What a killed tuner left, and cards that are not given back yet."""
+        """Clean up what a killed tuner left, and wait for cards that are not given back yet."""
         kill_marked(f"{self.work}/")
         for data_folder in self.work.glob("start-*/data"):
             shutil.rmtree(data_folder, ignore_errors=True)
@@ -145,8 +144,8 @@ _GATEWAY = GatewaySettings(port=0, store_requests=False)
 
 
 class TrialServer:
-    """One configuration that answers: a supervisor in this event loop,
-    from its start to its end.
+    """One configuration that answers: a supervisor in this event loop, from its start to its
+    end.
     """
 
     def __init__(self, hive: Hive, listener: socket.socket) -> None:
@@ -162,6 +161,7 @@ class TrialServer:
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[TrialServer]:
+        """Run it until the block ends. Raise ConfigFailed where it does not become ready."""
         began = time.monotonic()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -171,10 +171,8 @@ class TrialServer:
                         self._moved.clear()
                         await self._moved.wait()
                     if not self._ready:
-                        raise ConfigFailed(
-                            self._failure
-                            or ConfigFailure("no-start", "it ended before it was ready")
-                        )
+                        early = ConfigFailure("no-start", "it ended before it was ready")
+                        raise ConfigFailed(self._failure or early)
                     self.start_s = time.monotonic() - began
                     yield self
                 finally:
@@ -184,7 +182,7 @@ class TrialServer:
             raise first_of(group) from None
 
     async def _run(self) -> None:
-        """How it ends is told by `trouble`."""
+        """Run the supervisor; how it ends is told by `trouble`."""
         try:
             await self._supervisor.run()
         except SkepError as error:
@@ -196,25 +194,22 @@ class TrialServer:
             self._moved.set()
 
     def _changed(self, supervisor: Supervisor) -> None:
-        """The first failure is the one to tell: the others are ended for it."""
-        failed = (
-            member
-            for member in supervisor.replica_set.members
-            if member.life.state is ReplicaState.FAILED
-        )
-        if self._failure is None and (member := next(failed, None)) is not None:
-            if isinstance(member, Replica):
-                diagnosis = member.diagnosis
-            else:
-                diagnosis = None
-            if diagnosis is None:
-                self._failure = ConfigFailure(
-                    "hang", member.life.why or "it did not answer", self.last_words()
-                )
-            else:
-                self._failure = failure_of(diagnosis, under_load=self._ready)
+        """Take in what changed. The first failure is the one to tell: the others are ended for
+        it.
+        """
+        if self._failure is None:
+            for member in supervisor.replica_set.members:
+                if member.life.state is ReplicaState.FAILED:
+                    self._failure = self._failure_of(member)
+                    break
         self._ready = self._ready or supervisor.phase == "ready"
         self._moved.set()
+
+    def _failure_of(self, member: ReplicaMember) -> ConfigFailure:
+        if isinstance(member, Replica) and member.diagnosis is not None:
+            return failure_of(member.diagnosis, under_load=self._ready)
+        why = member.life.why or "it did not answer"
+        return ConfigFailure("hang", why, self.last_words())
 
     def trouble(self) -> ConfigFailure | None:
         """Return why it no longer answers; None while it does."""
@@ -223,17 +218,18 @@ class TrialServer:
         return self._failure
 
     def last_words(self) -> str | None:
-        """Of all its logs, the newest line that complains."""
+        """Return the newest line of its logs that complains."""
         for launch in self._hive.replicas:
-            lines: deque[str] = deque(maxlen=200)
-            with (
-                suppress(OSError),
-                (self._hive.log_dir / f"{launch.name}.log").open(
-                    encoding="utf-8", errors="replace"
-                ) as log,
-            ):
-                lines.extend(log)
-            for line in reversed(lines):
-                if any(word in line.lower() for word in _COMPLAINT) and not line.startswith("---"):
+            for line in reversed(_last_lines(self._hive.log_dir / f"{launch.name}.log")):
+                complains = any(word in line.lower() for word in _COMPLAINT)
+                if complains and not line.startswith("---"):
                     return line.strip()
         return None
+
+
+def _last_lines(log_path: Path) -> list[str]:
+    """Return the last lines of a log; none where it cannot be read."""
+    lines: deque[str] = deque(maxlen=200)
+    with suppress(OSError), log_path.open(encoding="utf-8", errors="replace") as log:
+        lines.extend(log)
+    return list(lines)
