@@ -96,7 +96,10 @@ class Fitted(msgspec.Struct, frozen=True):
 
 
 def speed_model_maker(
-    setup: Setup, rig: Rig, constants: Constants, measured: CalibrationData
+    setup: Setup,
+    rig: Rig,
+    constants: Constants,
+    measured: CalibrationData,
 ) -> SpeedModelMaker:
     """Return a function from a tuning to the setup's speed model with it.
 
@@ -156,9 +159,11 @@ def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> 
         """
         speed_model = foresee(StepTuning(decode.estimate, batch))
         step = speed_model.step
-        sequences = max(1, round(crowd.concurrency / speed_model.setup.layout.replicas))
-        context = sequences * (crowd.input_tokens + crowd.output_tokens / 2)
-        return step.seconds(sequences, context) / step.tokens_per_step(sequences)
+        replicas = speed_model.setup.layout.replicas
+        sequences = max(1, round(crowd.concurrency / replicas))
+        middle = crowd.input_tokens + crowd.output_tokens / 2
+        step_s = step.seconds(sequences, sequences * middle)
+        return step_s / step.tokens_per_step(sequences)
 
     low = tpot(_LEAST)
     high = tpot(1.0)

@@ -94,7 +94,13 @@ class PlanGoal(msgspec.Struct, frozen=True):
         return PlannedLoad(agents, self.input_tokens, self.output_tokens)
 
 
-def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) -> list[Layout]:
+def layouts(
+    rig: Rig,
+    model: Geometry,
+    engine: str,
+    goal: PlanGoal,
+    pins: Pins,
+) -> list[Layout]:
     """Return layouts with as many replicas as cards and agents allow; on mixed cards also fewer,
     without slow ones.
     """
@@ -115,7 +121,12 @@ def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) 
     return offered
 
 
-def _expert_sizes(tp: int, model: Geometry, engine: str, pins: Pins) -> tuple[int, ...]:
+def _expert_sizes(
+    tp: int,
+    model: Geometry,
+    engine: str,
+    pins: Pins,
+) -> tuple[int, ...]:
     if pins.ep:
         return (pins.ep,)
     if model.is_moe and tp > 1 and engine != "llamacpp":
@@ -123,7 +134,12 @@ def _expert_sizes(tp: int, model: Geometry, engine: str, pins: Pins) -> tuple[in
     return (1,)
 
 
-def _replica_counts(cards_each: int, rig: Rig, goal: PlanGoal, pins: Pins) -> Sequence[int]:
+def _replica_counts(
+    cards_each: int,
+    rig: Rig,
+    goal: PlanGoal,
+    pins: Pins,
+) -> Sequence[int]:
     if pins.replicas:
         return (pins.replicas,)
     largest = max(1, min(len(rig.cards) // cards_each, max(1, goal.agents)))
@@ -212,7 +228,11 @@ def offered_kv(engine: str, quant: Quant, cards: Sequence[Device]) -> tuple[KvTy
 
 
 def base_setups(
-    model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pins
+    model: Geometry,
+    rig: Rig,
+    engine: str,
+    layout: Layout,
+    pins: Pins,
 ) -> Iterator[Setup]:
     """Yield one setup for each quantization, with 16-bit KV and no speculation unless pinned."""
     cards = rig.cards[: layout.cards]
@@ -270,7 +290,12 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
     return smallest(rig.cards[: layout.cards])
 
 
-def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | None:
+def place(
+    setup: Setup,
+    card: Device,
+    goal: PlanGoal,
+    pins: Pins,
+) -> Setup | None:
     """Return the setup with slots, context and utilization that fit; None where not even its
     smallest form does.
 
@@ -279,28 +304,38 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
     short, a sequence waits. Where slots take their memory at the start, fewer that fit with a
     margin go first.
     """
-    required_slots = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
+    agents_each = ceil(max(1, goal.agents) / setup.layout.replicas)
+    required_slots = pins.slots or agents_each
     contexts = _contexts(setup, goal, pins)
     shares = _utilizations(setup, card, pins)
     fewest = required_slots if pins.slots else 1
 
-    def holds(slots: int, context: int, share: float | None, *, margin: bool) -> Setup | None:
+    def holds(
+        slots: int,
+        context: int,
+        share: float | None,
+        *,
+        margin: bool,
+    ) -> Setup | None:
         tried = replace(setup, slots=slots, context=context, utilization=share)
         if not memory(tried, card, context=context, slots=slots).fits:
             return None
-        full = memory(
-            tried, card, context=min(goal.need_tokens, context), slots=slots, at_once=slots
-        )
-        if full.fits and not (margin and full.fits_on_paper_only):
+        task_tokens = min(goal.need_tokens, context)
+        full = memory(tried, card, context=task_tokens, slots=slots, at_once=slots)
+        is_tight = margin and full.fits_on_paper_only
+        if full.fits and not is_tight:
             return tried
         return None
 
     def first_held(slot_counts: Sequence[int], *, margin: bool) -> Setup | None:
         """Return the first of these that fits; their smallest form is tried before all others."""
-        if not any(holds(slot_counts[-1], contexts[-1], share, margin=margin) for share in shares):
+        fewest_slots = slot_counts[-1]
+        shortest = contexts[-1]
+        if not any(holds(fewest_slots, shortest, share, margin=margin) for share in shares):
             return None
         tries = product(slot_counts, contexts, shares)
-        return next(filter(None, starmap(partial(holds, margin=margin), tries)), None)
+        held = starmap(partial(holds, margin=margin), tries)
+        return next(filter(None, held), None)
 
     fewer = _fewer(required_slots, fewest)
     groups = [[required_slots], fewer] if has_pool(setup.engine) else [fewer]
@@ -308,7 +343,12 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
     return next(filter(None, placed), None)
 
 
-def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
+def with_experts_in_ram(
+    setup: Setup,
+    rig: Rig,
+    goal: PlanGoal,
+    pins: Pins,
+) -> Setup | None:
     """Return the setup with as few experts in system memory as let it fit with a margin:
     llama.cpp's --n-cpu-moe.
     """
@@ -317,10 +357,13 @@ def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> S
     can_move = setup.engine == "llamacpp" and model.is_moe and not card.unified_memory
     if not can_move or setup.layout.replicas > 1:
         return None
-    expert_bytes = parts_of(model).experts * part_bits(setup.quant, model)["experts"] / 8
+    bits = part_bits(setup.quant, model)["experts"]
+    expert_bytes = parts_of(model).experts * bits / 8
+    room_bytes = (rig.ram_gib or USUAL_RAM_GIB) * GIB * RAM_SHARE
     for eighths in range(1, 9):
-        moved = replace(setup, cpu_moe=ceil(model.expert_layers * eighths / 8))
-        if expert_bytes * moved.ram_share > (rig.ram_gib or USUAL_RAM_GIB) * GIB * RAM_SHARE:
+        layers = ceil(model.expert_layers * eighths / 8)
+        moved = replace(setup, cpu_moe=layers)
+        if expert_bytes * moved.ram_share > room_bytes:
             return None
         placed = place(moved, card, goal, pins)
         if placed is not None:
@@ -331,7 +374,12 @@ def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> S
     return None
 
 
-def shortfall(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> FitResult:
+def shortfall(
+    setup: Setup,
+    card: Device,
+    goal: PlanGoal,
+    pins: Pins,
+) -> FitResult:
     """Return what is short for the smallest form of a setup that has no place."""
     fewest = pins.slots or 1
     return fits(
@@ -401,5 +449,6 @@ def arranged(rig: Rig) -> tuple[Rig, tuple[int, ...]]:
         order.append(chosen)
         unplaced.remove(chosen)
     where = {old: new for new, old in enumerate(order)}
+    cards = tuple(rig.cards[old] for old in order)
     pairs = tuple((where[a], where[b], link) for a, b, link in rig.pairs)
-    return replace(rig, cards=tuple(rig.cards[n] for n in order), pairs=pairs), tuple(order)
+    return replace(rig, cards=cards, pairs=pairs), tuple(order)

@@ -29,7 +29,7 @@ _ROOM = 1.1  # times the tokens of all tasks: what was measured had room
 
 
 class Correction(msgspec.Struct, frozen=True):
-    """`factor` is what times of decode steps are multiplied with; `rows` are what it comes from."""
+    """`factor`: what times of decode steps are multiplied with. `rows`: what it comes from."""
 
     factor: float
     rows: tuple[PublishedRow, ...]

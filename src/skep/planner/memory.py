@@ -278,14 +278,20 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 
 
 def weights_bytes(
-    model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True
+    model: Geometry,
+    quant: Quant,
+    with_draft: bool = False,
+    with_vision: bool = True,
 ) -> int:
     """Return the bytes of the whole checkpoint on all cards together."""
     return int(weights_bits(model, quant, with_draft, with_vision) / 8)
 
 
 def weights_bits(
-    model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True
+    model: Geometry,
+    quant: Quant,
+    with_draft: bool = False,
+    with_vision: bool = True,
 ) -> float:
     parts = parts_of(model)
     bits = part_bits(quant, model)
@@ -348,7 +354,10 @@ def memory(
 
 
 def _sequence_terms(
-    setup: Setup, context: int, batched_tokens: int, at_once: int
+    setup: Setup,
+    context: int,
+    batched_tokens: int,
+    at_once: int,
 ) -> tuple[Term, Term]:
     """Return what sequences keep beside the KV of every token: windows and states."""
     model = setup.model
@@ -447,7 +456,13 @@ def workspace_bytes(setup: Setup, batched_tokens: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _fixed_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> tuple[Term, ...]:
+def _fixed_terms(
+    setup: Setup,
+    card: Device,
+    slots: int,
+    *,
+    vision: bool,
+) -> tuple[Term, ...]:
     """Return what depends neither on the context nor on the share of the card: `setup` has none of
     them.
     """
@@ -472,9 +487,13 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
     bits = part_bits(quant, model)
     expert_ways = max(layout.tp, layout.ep)
     experts = parts.experts * bits["experts"] / 8 / expert_ways * (1 - setup.ram_share)
-    body = experts + (parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8 / layout.tp
-    share = ceil(model.layers / layout.pp) / max(1, model.layers)
-    ends, note = _ends(setup, parts.embedding * bits["ends"] / 8, parts.head * bits["ends"] / 8)
+    dense_bits = parts.small * bits["small"] + parts.mlp * bits["mlp"]
+    body = experts + dense_bits / 8 / layout.tp
+    stage_layers = ceil(model.layers / layout.pp)
+    share = stage_layers / max(1, model.layers)
+    embedding = parts.embedding * bits["ends"] / 8
+    head = parts.head * bits["ends"] / 8
+    ends, note = _ends(setup, embedding, head)
     if layout.cards_each > 1:
         spread = f" over {layout.cards_each} cards"
     else:
@@ -511,7 +530,13 @@ def _ends(setup: Setup, embedding: float, head: float) -> tuple[float, str]:
     return (embedding + head) / tp, f"both ends at {bits:g} bits"
 
 
-def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> list[Term]:
+def _working_terms(
+    setup: Setup,
+    card: Device,
+    slots: int,
+    *,
+    vision: bool,
+) -> list[Term]:
     """Return what the engine's trial run measures before it sizes the pool (SGLang leaves it to
     the rest of the card).
     """
@@ -655,7 +680,12 @@ def smallest(cards: Sequence[Device]) -> Device:
 
 
 def kv_capacity_tokens(
-    setup: Setup, card: Device, *, context: int, slots: int | None = None, vision: bool = True
+    setup: Setup,
+    card: Device,
+    *,
+    context: int,
+    slots: int | None = None,
+    vision: bool = True,
 ) -> int:
     """Return how many tokens the pool holds in sequences of that length: what newer vLLM prints as
     its KV cache size.
@@ -664,7 +694,13 @@ def kv_capacity_tokens(
     return int(_held(setup, plan) * context)
 
 
-def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool = False) -> int:
+def longest_context(
+    setup: Setup,
+    card: Device,
+    slots: int,
+    *,
+    with_margin: bool = False,
+) -> int:
     """Return the longest context with all slots full; 0: none.
 
     `with_margin`: so that it fits not on paper only.
@@ -677,7 +713,12 @@ def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool
     return _search((setup.model.max_context or MOST_CONTEXT) // CONTEXT_STEP, holds) * CONTEXT_STEP
 
 
-def longest_shared_context(setup: Setup, card: Device, slots: int, task_tokens: int) -> int:
+def longest_shared_context(
+    setup: Setup,
+    card: Device,
+    slots: int,
+    task_tokens: int,
+) -> int:
     """Return the longest context of one sequence while every other slot holds a task: slots of a
     pool share it.
 
@@ -687,8 +728,9 @@ def longest_shared_context(setup: Setup, card: Device, slots: int, task_tokens: 
     plan = memory(setup, card, context=task_tokens, slots=slots, at_once=slots)
     if not plan.fits:
         return 0
-    margin = 0 if plan.fits_on_paper_only else plan.margin_bytes
-    spare_bytes = -plan.over_inside_bytes - margin
+    spare_bytes = -plan.over_inside_bytes
+    if not plan.fits_on_paper_only:
+        spare_bytes -= plan.margin_bytes
     tokens_a_step = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
 
     def kept_bytes(context: int) -> float:

@@ -190,7 +190,8 @@ def _have_context(candidates: Candidates) -> Candidates:
     """
     largest = max(map(_useful_context, candidates))
     session = SESSION_TASKS * candidates[0].goal.need_tokens
-    enough = max(min(SAME_CONTEXT * largest, session), SAME_SESSION * largest)
+    about_as_much = min(SAME_CONTEXT * largest, session)
+    enough = max(about_as_much, SAME_SESSION * largest)
     return [rated for rated in candidates if _useful_context(rated) >= enough]
 
 
@@ -403,8 +404,9 @@ def _names(rows: Candidates) -> str:
 def _name(rated: Rated) -> str:
     setup = rated.setup
     drafts = f", {setup.spec}" if setup.spec is not None else ""
-    title = f"{setup.layout}, {setup.quant.title}{drafts} ({setup.engine})"
-    return f"{title} with {_shown_tok_s(rated):,.0f} tok/s"
+    form = f"{setup.quant.title}{drafts}"
+    speed = f"{_shown_tok_s(rated):,.0f} tok/s"
+    return f"{setup.layout}, {form} ({setup.engine}) with {speed}"
 
 
 def _shown_tok_s(rated: Rated) -> float:
@@ -435,8 +437,13 @@ def _form_rules() -> tuple[Callable[[Candidates], Candidates], ...]:
     """Return those of `RULES`, except that a form may be nicer than one that beats it by
     little.
     """
-    rules = [rule for rule, _ in RULES if rule is not _are_not_beaten]
-    return tuple(_are_forms_as_fast if rule is _are_as_fast else rule for rule in rules)
+    rules: list[Callable[[Candidates], Candidates]] = []
+    for rule, _ in RULES:
+        if rule is _are_as_fast:
+            rules.append(_are_forms_as_fast)
+        elif rule is not _are_not_beaten:
+            rules.append(rule)
+    return tuple(rules)
 
 
 FORM_RULES = _form_rules()

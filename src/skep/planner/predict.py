@@ -82,7 +82,13 @@ class SimulatedReplica:
     it each ends.
     """
 
-    def __init__(self, step: StepModel, slots: int, pool_tokens: float, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        step: StepModel,
+        slots: int,
+        pool_tokens: float,
+        chunk_tokens: int,
+    ) -> None:
         self.step = step
         self.slots = slots
         self.pool_tokens = pool_tokens
@@ -478,7 +484,12 @@ class SpeedModel(msgspec.Struct, frozen=True):
 
 
 def prospect(
-    setup: Setup, rig: Rig, constants: Constants, *, context: int, tuning: StepTuning = UNTUNED
+    setup: Setup,
+    rig: Rig,
+    constants: Constants,
+    *,
+    context: int,
+    tuning: StepTuning = UNTUNED,
 ) -> SpeedModel:
     """Return the speed model of a setup on a rig.
 
@@ -488,15 +499,17 @@ def prospect(
     step_models: dict[tuple[Device, CardLink | None], StepModel] = {}
     replicas = []
     for group in groups(setup.layout):
-        card = pace_setter([rig.cards[place] for place in group], in_turn=setup.layout.tp == 1)
+        cards = [rig.cards[place] for place in group]
+        card = pace_setter(cards, in_turn=setup.layout.tp == 1)
         link = group_link(rig, group) if setup.layout.tp > 1 else None
         if (card, link) not in step_models:
-            step_models[card, link] = step_model(setup, card, link, constants, tuning=tuning)
+            step = step_model(setup, card, link, constants, tuning=tuning)
+            step_models[card, link] = step
         replicas.append((step_models[card, link], card, link))
     step, card, link = max(replicas, key=lambda replica: replica[0].seconds(1, context))
-    smallest = dataclasses.replace(
-        card, memory_gib=min(rig.cards[place].memory_gib for place in range(setup.layout.cards))
-    )
+    used = range(setup.layout.cards)
+    memory_gib = min(rig.cards[place].memory_gib for place in used)
+    smallest = dataclasses.replace(card, memory_gib=memory_gib)
     usual = defaults(setup.engine, smallest)
     slots = setup.slots or usual.slots
     pool = kv_capacity_tokens(setup, smallest, context=context, slots=slots)

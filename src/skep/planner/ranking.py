@@ -49,7 +49,7 @@ class Band(msgspec.Struct, frozen=True):
 
 
 def features(setup: Setup, card: Device, concurrency: int) -> tuple[float, ...]:
-    """Return what makes predictions better or worse, as zeros and ones; the first is always one."""
+    """Return what makes predictions better or worse, as zeros and ones; the first is a one."""
     well_measured = card.vendor == "nvidia" and card.family in ("ampere", "ada", "blackwell")
     flags = (
         True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import combinations
 from typing import Any, Literal
 
 import msgspec
@@ -130,7 +131,8 @@ class Facts:
 def _link(facts: Facts) -> CardLink | None:
     """Return the slowest link inside the first tensor-parallel group; None: nobody told."""
     size = min(facts.layout.tp, facts.cards_in_rig)
-    links = [facts.rig.link(a, b) for a in range(size) for b in range(a + 1, size)]
+    pairs = combinations(range(size), 2)
+    links = [facts.rig.link(a, b) for a, b in pairs]
     known_links = [link for link in links if link is not None]
     if known_links and len(known_links) == len(links):
         return min(known_links, key=lambda link: (link.p2p, link.gbs))
@@ -338,7 +340,10 @@ def _no_start(setup: Setup, failure: DraftFailure) -> Finding:
 
 
 def find_first(
-    verdict: Answer, setup: Setup, rig: Rig, only: Iterable[str] | None = None
+    verdict: Answer,
+    setup: Setup,
+    rig: Rig,
+    only: Iterable[str] | None = None,
 ) -> Finding | None:
     """Return the first finding with that verdict, of all rules or those named."""
     facts = Facts(setup, rig)

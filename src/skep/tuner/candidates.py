@@ -119,7 +119,10 @@ class PromisedConfig(msgspec.Struct, frozen=True):
 
 
 def best_config_with(
-    measurements: Measurements, incumbent: KnobConfig, knob: str, value: Value
+    measurements: Measurements,
+    incumbent: KnobConfig,
+    knob: str,
+    value: Value,
 ) -> KnobConfig | None:
     """Return the most promising configuration with this value, with as little else turned as that
     takes.
@@ -138,7 +141,10 @@ def best_config_with(
 
 
 def _best_drawn(
-    measurements: Measurements, incumbent: KnobConfig, knob: str, value: Value
+    measurements: Measurements,
+    incumbent: KnobConfig,
+    knob: str,
+    value: Value,
 ) -> PromisedConfig | None:
     """Return the most promising of configurations with this value that are drawn at random, always
     the same ones.
@@ -162,7 +168,10 @@ def _best_drawn(
 
 
 def _climbed(
-    measurements: Measurements, incumbent: KnobConfig, fixed: str, best: PromisedConfig
+    measurements: Measurements,
+    incumbent: KnobConfig,
+    fixed: str,
+    best: PromisedConfig,
 ) -> PromisedConfig:
     """Turn all knobs but one, knob by knob, to the value that promises most."""
     knobs = [knob for knob in measurements.space.knobs if knob.name != fixed]
@@ -413,9 +422,10 @@ class Chooser:
         if closed.failed:
             # Elsewhere it is another configuration: tried again from another place, but not often.
             return closed.incumbent == incumbent or self._dead_ends[_key(changes)] >= _DEAD_ENDS
-        turned = {change.knob for change in changes}
-        partners = {partner for name in turned for partner in self._partners[name]} - turned
-        return all(closed.incumbent[name] == incumbent[name] for name in partners | turned)
+        involved = {change.knob for change in changes}
+        for change in changes:
+            involved |= self._partners[change.knob]
+        return all(closed.incumbent[name] == incumbent[name] for name in involved)
 
     def _moves(self, configs: Iterable[KnobConfig], incumbent: KnobConfig) -> Iterator[Move]:
         for config in configs:
@@ -509,9 +519,11 @@ class Chooser:
         best: dict[str, Move] = {}
         for move in singles:
             closed = self._closed.get(_key(move.changes))
-            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
+            is_undecided = closed is not None and closed.same
+            if is_undecided and move.belief.mean > _SLIGHT:
                 best.setdefault(move.changes[0].knob, move)
-        if len(best) > 1 and sum(move.belief.mean for move in best.values()) >= _TOGETHER:
+        promise = sum(move.belief.mean for move in best.values())
+        if len(best) > 1 and promise >= _TOGETHER:
             yield incumbent.turned({name: move.changes[0].after for name, move in best.items()})
 
 

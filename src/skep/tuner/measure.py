@@ -350,7 +350,7 @@ class EngineBench:
         return Identity("tune", run_fingerprint(plan, endpoint, self.host), document)
 
     def _hang_s(self) -> float:
-        """Return how long no token may come: long prompts on a slow engine are read for minutes."""
+        """Return how long no token may come: a slow engine reads long prompts for minutes."""
         if self._first_s:
             first_s = SLOWER * self._first_s
         else:

@@ -98,13 +98,23 @@ class Surrogate:
         self._rest: list[float] = []  # what was measured less the prior, through that factor
         self._weights: list[float] = []
 
-    def learn(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
+    def learn(
+        self,
+        config: KnobConfig,
+        round_: int,
+        score: float,
+        variance: float,
+    ) -> None:
         """Take in one start's mean, with the variance it has as a measure of its configuration."""
-        rounds = (_COMMON**2 * (other_round == round_) for _, other_round in self._observed)
-        row = self._forward(list(map(add, self._column(config), rounds)))
+        of_round = (_COMMON**2 * (other_round == round_) for _, other_round in self._observed)
+        column = list(map(add, self._column(config), of_round))
+        row = self._forward(column)
         own_variance = self._kernel(config, config) + _COMMON**2 + variance
-        pivot = math.sqrt(max(own_variance - sum(map(mul, row, row)), 1e-9))
-        self._rest.append((score - self.prior(config) - sum(map(mul, row, self._rest))) / pivot)
+        explained_variance = sum(map(mul, row, row))
+        pivot = math.sqrt(max(own_variance - explained_variance, 1e-9))
+        explained = sum(map(mul, row, self._rest))
+        unexplained = score - self.prior(config) - explained
+        self._rest.append(unexplained / pivot)
         self._rows.append([*row, pivot])
         self._first.setdefault(config, len(self._observed))
         self._observed.append((config, round_))
@@ -112,13 +122,15 @@ class Surrogate:
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         """Return what is believed of one configuration over another."""
-        through = self._forward(list(map(sub, self._column(config), self._column(over))))
+        apart = list(map(sub, self._column(config), self._column(over)))
+        through = self._forward(apart)
         variance = (
             self._kernel(config, config)
             + self._kernel(over, over)
             - 2 * self._kernel(config, over)
         )
-        deviation = math.sqrt(max(variance - sum(map(mul, through, through)), 0.0))
+        explained = sum(map(mul, through, through))
+        deviation = math.sqrt(max(variance - explained, 0.0))
         return Belief(self.mean_gain(config, over), deviation)
 
     def mean_gain(self, config: KnobConfig, over: KnobConfig) -> float:
@@ -187,7 +199,8 @@ class Surrogate:
         for name, knob in self._knobs.items():
             value_a = mine[name]
             value_b = theirs[name]
-            reach = self._reach[name].get(value_a, _OFF) * self._reach[name].get(value_b, _OFF)
+            reaches = self._reach[name]
+            reach = reaches.get(value_a, _OFF) * reaches.get(value_b, _OFF)
             if reach and value_a == value_b:
                 total += reach
             elif reach and knob.ordered:
@@ -196,7 +209,9 @@ class Surrogate:
                 total += reach * (_ALIKE * math.exp(-apart / _NEAR))
         for first, second in self._pairs:
             same = mine[first] == theirs[first] and mine[second] == theirs[second]
-            if same and all(mine[name] != self._baseline.get(name) for name in (first, second)):
+            if not same:
+                continue
+            if all(mine[name] != self._baseline.get(name) for name in (first, second)):
                 total += _PAIR**2
         return total + _OWN**2 * alike
 
@@ -303,9 +318,13 @@ class Measurements:
             return
         self.suspects.clear(start.config)
         self.noise.add_start(logs)
-        late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
-        variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
-        score = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
+        share_of_limit = max(1.0, over_limit([start]))
+        late = min(math.log(share_of_limit), _HOPELESSLY_LATE)
+        variance = self.noise.mean_variance(len(logs))
+        if late > 0:
+            variance *= 1 + _TOO_LATE**2
+        mean_log = fmean(self.noise.clipped(logs))
+        score = mean_log - _TOO_LATE * late
         self.surrogate.learn(start.config, self.rounds, score, variance)
 
     def add_failure(self, config: KnobConfig, failure: ConfigFailure) -> None:

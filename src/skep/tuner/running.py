@@ -159,7 +159,7 @@ class Service(msgspec.Struct, frozen=True):
         return f"skep serves {models}{cards} at {self.url} (pid {self.pid})"
 
     def shares(self, cards: Sequence[int]) -> tuple[int, ...]:
-        """Return which of its cards another one would use too that takes these; none named: any."""
+        """Return which of its cards are among these; all of them where none are named."""
         return tuple(card for card in self.gpus if not cards or card in cards)
 
 
