@@ -477,7 +477,9 @@ def test_all_headers_but_those_of_this_hop_go_on_as_they_are_and_in_their_order(
     ]
     found = sort_headers(headers, hide_keys=hide_keys)
     assert found.lines == b"".join(key + b": " + value + b"\r\n" for key, value in kept)
-    assert found.own == {key[7:]: value for key, value in headers if key.startswith(b"x-skep-")}
+    assert found.skep_headers == {
+        key[7:]: value for key, value in headers if key.startswith(b"x-skep-")
+    }
 
 
 def test_a_client_cannot_hide_its_origin_by_naming_it_in_connection():
@@ -485,7 +487,7 @@ def test_a_client_cannot_hide_its_origin_by_naming_it_in_connection():
     headers = [(b"connection", b"origin, content-type, x-skep-agent"), (b"origin", b"https://a"),
                (b"content-type", b"text/plain"), (b"x-skep-agent", b"a")]  # fmt: skip
     found = sort_headers(headers, hide_keys=False)
-    assert (found.origin, found.content_type, found.own) == (
+    assert (found.origin, found.content_type, found.skep_headers) == (
         b"https://a",
         b"text/plain",
         {b"agent": b"a"},

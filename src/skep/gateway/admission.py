@@ -98,10 +98,10 @@ class Admission:
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
         """Return a replica for a request that takes no slot, such as a count of tokens."""
         if model in self._models:
-            found = min(self._models[model].alive(now), key=load, default=None)
+            replica = min(self._models[model].alive(now), key=load, default=None)
         else:
-            found = None
-        return found.spec if found else None
+            replica = None
+        return replica.spec if replica else None
 
     # Events
 
@@ -437,8 +437,8 @@ class Admission:
 
     def _serve(self, pool: ModelPool, now: float) -> list[Action]:
         actions: list[Action] = []
-        while pool.queue.by_id and (found := pool.next(self._affinity, now)) is not None:
-            entry, replica = found
+        while pool.queue.by_id and (assignment := pool.next(self._affinity, now)) is not None:
+            entry, replica = assignment
             pool.queue.remove(entry.request_id)
             actions.append(self._grant(pool, entry, replica, now))
         return actions

@@ -135,9 +135,9 @@ def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True
     `session`: so is the name of its session, which a header may have told already.
     """
     if len(body) > DECODE_BYTES:
-        seen = _inspect_ends(body, conversation=conversation, session=session)
-        if seen is not None:
-            return seen
+        summary = _inspect_ends(body, conversation=conversation, session=session)
+        if summary is not None:
+            return summary
     try:
         fields = _decoder.decode(body)
     except _UNREADABLE as error:
@@ -192,11 +192,11 @@ def model_of_form(body: bytes) -> str | None:
     """Return the field `model` of a multipart form, as audio and image endpoints take it: before
     or behind the file.
     """
-    found = _FIELD.search(body, 0, _FORM_BYTES)
-    if found is None and len(body) > _FORM_BYTES:
-        found = _FIELD.search(body, len(body) - _FORM_BYTES)
-    if found:
-        return found[1].decode("utf-8", "replace")
+    field = _FIELD.search(body, 0, _FORM_BYTES)
+    if field is None and len(body) > _FORM_BYTES:
+        field = _FIELD.search(body, len(body) - _FORM_BYTES)
+    if field:
+        return field[1].decode("utf-8", "replace")
     return None
 
 
@@ -209,12 +209,12 @@ def with_model(
     """
     if name_at is not None:
         return _with_name(body, name_at, new)
-    found = _own_model(body) or _BEGINNING.match(body, 0, _HEAD_BYTES)
-    if found is None or _decoded(_texts, found["name"]) != old:
+    name_match = _own_model(body) or _BEGINNING.match(body, 0, _HEAD_BYTES)
+    if name_match is None or _decoded(_texts, name_match["name"]) != old:
         return None
-    changed = _with_name(body, found.span("name"), new)
-    said = _decoded(_names, changed.removeprefix(_BOM))
-    if said is not None and said.model == new:
+    changed = _with_name(body, name_match.span("name"), new)
+    fields = _decoded(_names, changed.removeprefix(_BOM))
+    if fields is not None and fields.model == new:
         return changed
     return None
 
@@ -242,19 +242,19 @@ def _own_model(body: bytes) -> re.Match[bytes] | None:
         at = body.rfind(b'"model"', max(0, last), at)
         if at <= 0 or proofs == _PROOFS:
             break
-        found = _MODEL.match(body, at)
-        if found is None or body[at - 1] == _BACKSLASH:
+        match = _MODEL.match(body, at)
+        if match is None or body[at - 1] == _BACKSLASH:
             continue
         proofs += 1
-        if (said := _decoded(_names, b"{" + body[at:])) is not None:
+        if (fields := _decoded(_names, b"{" + body[at:])) is not None:
             # Another name than this one's: a later key is spelled with escapes.
-            if said.model is not None and said.model == _decoded(_texts, found["name"]):
-                return found
+            if fields.model is not None and fields.model == _decoded(_texts, match["name"]):
+                return match
             return None
-    for found in islice(_MODEL.finditer(body, 0, LONG_BYTES), _PROOFS) if last > 0 else ():
-        before = body[: found.start()].removeprefix(_BOM)
+    for match in islice(_MODEL.finditer(body, 0, LONG_BYTES), _PROOFS) if last > 0 else ():
+        before = body[: match.start()].removeprefix(_BOM)
         if before[-1:] != b"\\" and _decoded(_names, before + b'"":0}') is not None:
-            return found
+            return match
     return None
 
 
@@ -274,21 +274,21 @@ def _inspect_ends(body: bytes, *, conversation: bool, session: bool) -> BodySumm
         digest = None
     if not is_long and (head is None or (conversation and digest is None)):
         return None
-    found = (
+    name_match = (
         _BEGINNING.match(body, start, head.end()) if head is not None else None
     ) or _own_model(body)
-    if found is not None:
-        name = _decoded(_texts, found["name"])
+    if name_match is not None:
+        name = _decoded(_texts, name_match["name"])
     else:
         name = None
     named = _session_of_ends(body) if session else None
-    if found is None or name is None:
+    if name_match is None or name is None:
         if is_long:
             return BodySummary(None, digest, session=named)
         return None
     if len(name) > LONGEST_NAME:
         raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
-    return BodySummary(name, digest, found.span("name"), named)
+    return BodySummary(name, digest, name_match.span("name"), named)
 
 
 def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:
@@ -316,14 +316,14 @@ def _conversation(fields: _RequestBody) -> int | None:
     must not change as the conversation grows: it covers the text of that message and nothing
     behind it. Only its text, because clients move marks (`cache_control`) from message to message.
     """
-    said = bytes(fields.messages) or bytes(fields.input) or bytes(fields.prompt)
-    if said in (b"", b"null", b"[]"):
+    prompt = bytes(fields.messages) or bytes(fields.input) or bytes(fields.prompt)
+    if prompt in (b"", b"null", b"[]"):
         return None
     seed = zlib.crc32(fields.instructions, zlib.crc32(_without_billing(bytes(fields.system))))
-    user = _first_user(said, 0) if said.startswith(b"[") else -1
+    user = _first_user(prompt, 0) if prompt.startswith(b"[") else -1
     if user >= 0:
-        return _digest_at(said, 0, user, seed)
-    return zlib.crc32(said[:PROMPT_BEGINNING], seed)
+        return _digest_at(prompt, 0, user, seed)
+    return zlib.crc32(prompt[:PROMPT_BEGINNING], seed)
 
 
 def _without_billing(text: bytes) -> bytes:
@@ -365,7 +365,7 @@ def _digest_of_content(text: bytes, at: int, digest: int) -> int:
     if text[at : at + 1] == b'"':
         return zlib.crc32(text[at + 1 : _end_of_string(text, at + 1, BEGINNING)], digest)
     depth = 0
-    left = BEGINNING
+    remaining = BEGINNING
     end = at + _PARTS_BYTES
     for _ in range(_PARTS_TOKENS):
         token = _TOKEN.search(text, at, end)
@@ -376,22 +376,22 @@ def _digest_of_content(text: bytes, at: int, digest: int) -> int:
         if depth <= 0:
             break
         if token[1] is not None:
-            behind = _end_of_string(text, at, left)
+            behind = _end_of_string(text, at, remaining)
             digest = zlib.crc32(text[at:behind], digest)
-            left = left - (behind - at)
+            remaining = remaining - (behind - at)
             at = behind + 1
-            if left <= 0 or text[behind:at] != b'"':
+            if remaining <= 0 or text[behind:at] != b'"':
                 break  # there is more of it than counts
     return digest
 
 
-def _end_of_string(text: bytes, at: int, most: int) -> int:
+def _end_of_string(text: bytes, at: int, limit: int) -> int:
     """Return where the string ends whose first character is at `at`, or how far it counts."""
-    end = text.find(b'"', at, at + most)
+    end = text.find(b'"', at, at + limit)
     if end == at or (end > at and text[end - 1] != _BACKSLASH):
         return end
-    found = _STRING.match(text, at, at + most)
-    return found.end() if found is not None else at
+    match = _STRING.match(text, at, at + limit)
+    return match.end() if match is not None else at
 
 
 def wants_stream(body: bytes) -> bool:
@@ -405,17 +405,17 @@ def wants_stream(body: bytes) -> bool:
         if at <= 0:
             break
         if body[at - 1] != _BACKSLASH:
-            told = _decoded(_streams, b"{" + body[at:])
+            fields = _decoded(_streams, b"{" + body[at:])
         else:
-            told = None
-        if told is not None:
-            return told.stream is True
+            fields = None
+        if fields is not None:
+            return fields.stream is True
     if first:
         return _STREAMS_EARLY.match(body, 0, _HEAD_BYTES) is not None
     if at < 0:
         return False
-    told = _decoded(_streams, body.removeprefix(_BOM))
-    return told is not None and told.stream is True
+    fields = _decoded(_streams, body.removeprefix(_BOM))
+    return fields is not None and fields.stream is True
 
 
 def fingerprint_of(body: bytes) -> int:
@@ -497,28 +497,28 @@ def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
     if streamed:
         return _of_stream(first, text)
     if len(text) <= _WHOLE_BYTES:
-        said = _reported(text) or _ending(text)
+        report = _reported(text) or _ending(text)
     else:
-        said = _ending(text) or _reported(text)
-    if said is not None:
-        return _tokens(said)
+        report = _ending(text) or _reported(text)
+    if report is not None:
+        return _tokens(report)
     return UNKNOWN
 
 
 def _of_stream(first: bytes, text: bytes) -> Tokens:
     """What comes last counts: usage may be told all along."""
-    found = UNKNOWN
+    tokens = UNKNOWN
     tries = 0
     for line in reversed(text.rsplit(b"\n", _LINES)):
         if tries < _DECODED and _TELLS.search(line):
             tries += 1
-            found = _filled(found, _reported(line.removeprefix(b"data:")))
-            if found.output is not None and found.prompt is not None:
-                return found
-    if found.prompt is None and b"message_start" in first:
+            tokens = _filled(tokens, _reported(line.removeprefix(b"data:")))
+            if tokens.output is not None and tokens.prompt is not None:
+                return tokens
+    if tokens.prompt is None and b"message_start" in first:
         line = next((line for line in first.split(b"\n") if line.startswith(b"data:")), b"")
-        found = _filled(found, _reported(line[5:]))
-    return found
+        tokens = _filled(tokens, _reported(line[5:]))
+    return tokens
 
 
 def _ending(text: bytes) -> _UsageReport | None:
@@ -527,33 +527,33 @@ def _ending(text: bytes) -> _UsageReport | None:
     """
     for word in _COUNTS:
         at = text.rfind(word)
-        said = _reported(b"{" + text[at:]) if at >= 0 else None
-        if said is not None:
-            return said
+        report = _reported(b"{" + text[at:]) if at >= 0 else None
+        if report is not None:
+            return report
     return None
 
 
-def _filled(known: Tokens, said: _UsageReport | None) -> Tokens:
-    if said is None:
-        return known
-    more = _tokens(said)
-    output = known.output if known.output is not None else more.output
-    source = known if known.prompt is not None else more
-    return Tokens(source.prompt, source.cached, output, known.reasoning or more.reasoning)
+def _filled(tokens: Tokens, report: _UsageReport | None) -> Tokens:
+    if report is None:
+        return tokens
+    reported = _tokens(report)
+    output = tokens.output if tokens.output is not None else reported.output
+    source = tokens if tokens.prompt is not None else reported
+    return Tokens(source.prompt, source.cached, output, tokens.reasoning or reported.reasoning)
 
 
-def _tokens(said: _UsageReport) -> Tokens:
-    usage = said.usage
-    timings = said.timings
+def _tokens(report: _UsageReport) -> Tokens:
+    usage = report.usage
+    timings = report.timings
     begun = False
-    if usage is None and isinstance(said.response, _Inner):
-        usage = said.response.usage
-    if usage is None and isinstance(said.message, _Inner):
+    if usage is None and isinstance(report.response, _Inner):
+        usage = report.response.usage
+    if usage is None and isinstance(report.message, _Inner):
         # Anthropic's first event: its output has only begun
-        usage = said.message.usage
+        usage = report.message.usage
         begun = True
     if usage is None and timings is None:
-        return Tokens(_sum(said.prompt_eval_count), None, _sum(said.eval_count))
+        return Tokens(_sum(report.prompt_eval_count), None, _sum(report.eval_count))
     cached = timings.cache_n if timings is not None else None
     if usage is None:
         assert timings is not None

@@ -54,7 +54,7 @@ class ContextExceeded(msgspec.Struct, frozen=True):
     Numbers are None where it did not tell them.
     """
 
-    said: str
+    message: str
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
     maximum_tokens: int | None = None
@@ -65,16 +65,16 @@ class ContextExceeded(msgspec.Struct, frozen=True):
         answer = self.answer_tokens
         maximum = self.maximum_tokens
         if prompt is None or maximum is None:
-            return f"prompt is too long: {self.said}"
+            return f"prompt is too long: {self.message}"
         if prompt > maximum or answer is None or self.is_at_least:
             return (
                 f"prompt is too long: {max(prompt, maximum + 1)} tokens > {maximum} maximum; "
-                f"{self.said}"
+                f"{self.message}"
             )
         sum_words = f"{prompt} + {answer} > {maximum}"
         return (
             f"input length and `max_tokens` exceed context limit: {sum_words}, decrease either; "
-            f"{self.said}"
+            f"{self.message}"
         )
 
 
@@ -83,17 +83,17 @@ def context_exceeded(body: bytes) -> ContextExceeded | None:
     document = json_object(body)
     if document is None:
         return None
-    said = message_of(document)[:LONGEST_MESSAGE]
+    message = message_of(document)[:LONGEST_MESSAGE]
     error = document.get("error")
     facts: dict[str, Any] = error if isinstance(error, dict) else document
-    if not _ABOUT_CONTEXT.search(said) and facts.get("type") != "exceed_context_size_error":
+    if not _ABOUT_CONTEXT.search(message) and facts.get("type") != "exceed_context_size_error":
         return None
     return ContextExceeded(
-        said,
-        prompt_tokens=_count(facts.get("n_prompt_tokens")) or _first_number(_PROMPT, said),
-        answer_tokens=_first_number(_ANSWER, said),
-        maximum_tokens=_count(facts.get("n_ctx")) or _first_number((_MAXIMUM,), said),
-        is_at_least="at least" in said,
+        message,
+        prompt_tokens=_count(facts.get("n_prompt_tokens")) or _first_number(_PROMPT, message),
+        answer_tokens=_first_number(_ANSWER, message),
+        maximum_tokens=_count(facts.get("n_ctx")) or _first_number((_MAXIMUM,), message),
+        is_at_least="at least" in message,
     )
 
 
@@ -102,11 +102,15 @@ def in_clients_words(body: bytes, exceeded: ContextExceeded, *, anthropic: bool)
     document = json_object(body) or {}
     error = document.get("error")
     if anthropic:
-        kept = error if isinstance(error, dict) else {}
-        changed = {**kept, "type": "invalid_request_error", "message": exceeded.anthropic_words()}
+        engine_error = error if isinstance(error, dict) else {}
+        changed = {
+            **engine_error,
+            "type": "invalid_request_error",
+            "message": exceeded.anthropic_words(),
+        }
         return json.dumps({**document, "type": "error", "error": changed}).encode()
     if not isinstance(error, dict):
-        error = {"message": exceeded.said, "type": "invalid_request_error", "param": None}
+        error = {"message": exceeded.message, "type": "invalid_request_error", "param": None}
     return json.dumps({**document, "error": {**error, "code": CODE}}).encode()
 
 

@@ -127,16 +127,16 @@ def status_of(
     )
 
 
-def _figures(one: GatewayReplica, now: float) -> messages.ReplicaFigures:
-    spec = one.spec
-    active = one.active
-    busy = one.busy
+def _figures(replica: GatewayReplica, now: float) -> messages.ReplicaFigures:
+    spec = replica.spec
+    active = replica.active
+    busy = replica.busy
     return messages.ReplicaFigures(
         spec.name,
         spec.slots,
         active,
         busy - active,
-        one.state(now),
+        replica.state(now),
         spec.model,
         spec.url,
         spec.engine,
@@ -212,7 +212,7 @@ class Gateway:
         if setup.batches is not None:
             self.proxy.routes.update(dict.fromkeys(BATCH_ROUTES, self._first_batch_request))
         self._began_at = int(time.time())
-        self._said = ""
+        self._last_message = ""
         self._refused = Counter[str]()  # connections, as the metric has them
         self._orders: dict[type, messages.ToGateway] = {messages.GatewaySetup: setup}
         self.workers: Workers | None = None  # None: this process relays by itself
@@ -242,8 +242,8 @@ class Gateway:
 
     def _say(self, text: str) -> None:
         """What is in the way of batches is found again every few seconds, and said once."""
-        if text != self._said:
-            self._said = text
+        if text != self._last_message:
+            self._last_message = text
             print((f"batches: {text}"), file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
 
     def _landing(self, request: ServerRequest) -> None:
@@ -271,9 +271,9 @@ class Gateway:
         admission = self.proxy.admission
         model = unquote(request.path.partition("models/")[2])
         if not admission.knows(model):
-            known = ", ".join(admission.models) or "none"
+            served = ", ".join(admission.models) or "none"
             raise RequestRefused(
-                "model_not_found", f"the model `{model}` is not served here; known: {known}"
+                "model_not_found", f"the model `{model}` is not served here; known: {served}"
             )
         if request.get(b"anthropic-version") is None:
             tell: Callable[[Proxy, str, int], dict[str, Any]] = model_document
@@ -320,9 +320,9 @@ class Gateway:
             "model", [""]
         )[:1]
         specs = [
-            one.spec
-            for one in admission.table()
-            if one.spec.model == model or not admission.knows(model)
+            replica.spec
+            for replica in admission.table()
+            if replica.spec.model == model or not admission.knows(model)
         ]
         texts = await asyncio.gather(*(self.watch.engine_metrics(spec) for spec in specs))
         request.respond(200, [PROMETHEUS], "".join(texts).encode())
@@ -475,9 +475,9 @@ def run_process(run: Callable[..., Coroutine[Any, Any, None]], *options: str) ->
     for number in (signal.SIGINT, signal.SIGTERM):
         # Sent to a whole group: who started this says when to end.
         signal.signal(number, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A connection is a file, and 1024 are few.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     uvloop.run(run(*vars(args).values()))
     os._exit(0)  # nothing here needs an orderly interpreter shutdown, and a stop should be instant
 

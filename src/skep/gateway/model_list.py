@@ -65,9 +65,9 @@ def serving_document(
 def shared_context(specs: Iterable[ReplicaSpec]) -> int | None:
     """Return the tokens that any of the replicas takes; None: one of them does not tell."""
     contexts = [spec.context for spec in specs]
-    known = [context for context in contexts if context]
-    if known and len(known) == len(contexts):
-        return min(known)
+    known_contexts = [context for context in contexts if context]
+    if known_contexts and len(known_contexts) == len(contexts):
+        return min(known_contexts)
     return None
 
 

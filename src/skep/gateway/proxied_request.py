@@ -101,10 +101,10 @@ class Exchange:
     code: str | None = None
     streamed = False
     # its client has a head from the gateway and gets comments, until the engine's events begin
-    aloud = False
-    _said_at = 0.0
+    is_commenting = False
+    _comment_sent_at = 0.0  # when it last got a comment
     # of an answer that is no stream, where one was promised; of a complaint that is looked at
-    _said = b""
+    _complaint = b""
     _held: ResponseHead | None = (
         None  # of a complaint that may be about the context: not handed on yet
     )
@@ -150,7 +150,7 @@ class Exchange:
         self.granted_at = self.heard_at = time.monotonic()
         if self._held is not None:  # an earlier attempt broke in the middle of a complaint
             self._held = None
-            self._said = b""
+            self._complaint = b""
         pool = self._proxy.pool(action.replica)
         plan = self.plan
         body = self._body
@@ -167,7 +167,7 @@ class Exchange:
             first = (method, pool.prefix, request.target, pool.host_line, lines)
             head = plan.heads[name] = b"%b %b%b HTTP/1.1\r\n%b%b" % first
         head += b"content-length: %d\r\n\r\n" % len(body) if body or plan.lengthy else b"\r\n"
-        call = pool.send(head, self, body, None if self.aloud else self._on_whole)
+        call = pool.send(head, self, body, None if self.is_commenting else self._on_whole)
         if self._attempt is action:  # it may have failed at once
             self._call = call
 
@@ -201,23 +201,23 @@ class Exchange:
         """Something of the engine's answer has reached the client: it cannot be asked for
         elsewhere.
         """
-        return self.request.started and not self.aloud
+        return self.request.started and not self.is_commenting
 
     def send_keepalive(self, now: float) -> None:
         """Send the head of a stream and a comment; from then on a comment every few seconds."""
         if not self.request.started:
-            self.aloud = self.streamed = self._endless = True
+            self.is_commenting = self.streamed = self._endless = True
             self.status = 200
             self.request.start_with(
                 200, STREAM_LINES + b"x-skep: id=%b\r\n" % self.id.encode(), None
             )
         elif (
-            not self.aloud
+            not self.is_commenting
             or self.paused
-            or now - self._said_at < self._proxy.timeouts.comment_every_s
+            or now - self._comment_sent_at < self._proxy.timeouts.comment_every_s
         ):
             return
-        self._said_at = now
+        self._comment_sent_at = now
         self.request.write(
             f": {self._waiting_words()}, {now - self.arrived_at:.0f} s\n\n".encode()
         )
@@ -255,7 +255,7 @@ class Exchange:
         """Called a few times a second: a stream in which nothing has happened for some seconds
         gets a comment.
         """
-        if self.aloud:
+        if self.is_commenting:
             self.send_keepalive(now)
             return
         if self.request.started or self._held is not None:
@@ -320,18 +320,18 @@ class Exchange:
         self.status = head.status
         lines = self._handed_on(head)
         self._tail = deque(maxlen=TAIL_PIECES)
-        if self.aloud:
-            self.aloud = head.status != 200 or not self.streamed
+        if self.is_commenting:
+            self.is_commenting = head.status != 200 or not self.streamed
             # what the client has is a stream, whatever the engine sends
             self.streamed = True
-            self._said = b""
-            self.takes_chunks = not self.aloud and self.request.takes_chunks
-            if not self.aloud:
+            self._complaint = b""
+            self.takes_chunks = not self.is_commenting and self.request.takes_chunks
+            if not self.is_commenting:
                 self._forget_body()
             return
         if head.status in CONTEXT_STATUSES and self.plan.path in CONTEXT_PATHS:
             self._held = head
-            self._said = b""
+            self._complaint = b""
             return
         self._begin_answer(head, lines)
 
@@ -355,13 +355,13 @@ class Exchange:
         Sees whether it is a stream of events.
         """
         if head.memo.note is None:
-            kept = [
+            headers = [
                 (k, v)
                 for k, v in head.headers
                 if k not in NOT_HANDED_ON and not k.startswith(_LEAVE)
             ]
             head.memo.note = (
-                lines_of(kept),
+                lines_of(headers),
                 (head.get(b"content-type") or b"").startswith(b"text/event-stream"),
             )
         lines: bytes
@@ -374,16 +374,16 @@ class Exchange:
             queued_ms = "0.0"
         else:
             queued_ms = f"{granted.queued_s * 1000:.1f}"
-        own = (
+        skep_line = (
             f"x-skep: id={self.id}; replica={granted.replica.name}; queue-ms={queued_ms}\r\n"
         ).encode()
         if granted.replica.simulated:
-            return lines + own + SIMULATED
-        return lines + own
+            return lines + skep_line + SIMULATED
+        return lines + skep_line
 
     def _on_whole(self, head: ResponseHead, body: bytes, at: float) -> None:
         """The whole answer came at once, with status 200."""
-        if self.aloud:  # its client has a head already
+        if self.is_commenting:  # its client has a head already
             self.on_head(head, at)
             if body:
                 self.on_body(body, at)
@@ -409,14 +409,14 @@ class Exchange:
         request.carrier.finished(request)
 
     def on_body(self, data: bytes, at: float) -> None:
-        if self.aloud:
+        if self.is_commenting:
             self.heard_at = at
-            self._said += data[: ERROR_BYTES - len(self._said)]
+            self._complaint += data[: ERROR_BYTES - len(self._complaint)]
             return
         if self._held is not None:
             self.heard_at = at
-            self._said += data
-            if len(self._said) > ERROR_BYTES:
+            self._complaint += data
+            if len(self._complaint) > ERROR_BYTES:
                 self._hand_on_held()
             return
         self.request.write(data)
@@ -479,7 +479,7 @@ class Exchange:
 
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
-        if self.aloud:
+        if self.is_commenting:
             self._complain(at)
             return
         if self._held is not None:
@@ -516,7 +516,7 @@ class Exchange:
     def _tell_held(self) -> None:
         """Hand a complaint on; one about the context in words that the client knows."""
         head = self._held
-        body = self._said
+        body = self._complaint
         assert head is not None
         exceeded = context_exceeded(body)
         if exceeded is None:
@@ -534,20 +534,20 @@ class Exchange:
     def _hand_on_held(self) -> None:
         """Hand a complaint on as it is."""
         head = self._held
-        said = self._said
+        complaint = self._complaint
         assert head is not None
         self._held = None
-        self._said = b""
+        self._complaint = b""
         self._begin_answer(head, self._handed_on(head))
-        if said:
-            self.on_body(said, self.heard_at)
+        if complaint:
+            self.on_body(complaint, self.heard_at)
 
     def _complain(self, at: float) -> None:
         """The engine's whole answer is no stream, and the client was promised one: it gets an
         error event.
         """
         if self.plan.path in CONTEXT_PATHS:
-            exceeded = context_exceeded(self._said)
+            exceeded = context_exceeded(self._complaint)
         else:
             exceeded = None
         if exceeded is not None:
@@ -555,20 +555,20 @@ class Exchange:
             if anthropic:
                 why = exceeded.anthropic_words()
             else:
-                why = exceeded.said
+                why = exceeded.message
             body = error_body(CONTEXT_EXCEEDED, why, self.plan.path)
             self.answer(
                 CONTEXT_STATUS, [], body, CONTEXT_EXCEEDED, self._happened(Event.FINISHED, at)
             )
             return
-        document = json_object(self._said)
+        document = json_object(self._complaint)
         if document:
-            said = message_of(document)
+            message = message_of(document)
         else:
-            said = self._said.decode("utf-8", "replace")
+            message = self._complaint.decode("utf-8", "replace")
         why = (
             f"the engine answered HTTP {self.status}: "
-            f"{said[:ERROR_CHARACTERS] or 'no reason given'}"
+            f"{message[:ERROR_CHARACTERS] or 'no reason given'}"
         )
         body = error_body("engine_refused", why, self.plan.path)
         self.answer(502, [], body, "engine_refused", self._happened(Event.FINISHED, at))
@@ -651,11 +651,11 @@ class Exchange:
     def answer(
         self, status: int, headers: Headers, body: bytes, code: str, actions: list[Action]
     ) -> None:
-        self.status = 200 if self.aloud else status
+        self.status = 200 if self.is_commenting else status
         self.code = code
         self.request.on_gone = None
         self._end("refused", actions)
-        if self.aloud:
+        if self.is_commenting:
             self.request.write(event_of(body, self.plan.path))
             self.request.finish()
             return

@@ -83,7 +83,7 @@ class Proxy:
         self.routes: dict[tuple[bytes, str], Route] = {}
         self.open_routes: dict[tuple[bytes, str], Route] = {}  # and those that want no key
         # A slot may be in release: do not wait for the next tick.
-        self.something_left = asyncio.Event()
+        self.slots_in_release = asyncio.Event()
         self.unloaded = UnloadedModels()
         self.on_wanted: Callable[[str], None] = lambda _model: None  # a model has to be loaded
         self._pools: dict[str, Pool] = {}  # by replica URL
@@ -196,7 +196,7 @@ class Proxy:
         for exchange in list(self.exchanges.values()) if self.unloaded.states else ():
             if exchange.model in self.unloaded.states and not exchange.under_way:
                 self.await_load(exchange, time.monotonic())
-        self.something_left.set()
+        self.slots_in_release.set()
 
     def load_failed(self, model: str, why: str, retry_after_s: float) -> None:
         """Those who wait for it are told; those who come before it is tried again, too."""
@@ -292,7 +292,7 @@ class Proxy:
             if not self._light[url]:
                 del self._light[url]
         if exchange.outcome != "answered":
-            self.something_left.set()
+            self.slots_in_release.set()
         if actions:
             self.carry_out(actions)
 
@@ -302,8 +302,8 @@ class Proxy:
         """None: the gateway has answered by itself."""
         method = request.method
         path = request.path
-        asked = b"GET" if method == b"HEAD" else method
-        route = self.open_routes.get((asked, path))
+        route_method = b"GET" if method == b"HEAD" else method
+        route = self.open_routes.get((route_method, path))
         if route is not None:
             route(request)
             return None
@@ -317,9 +317,11 @@ class Proxy:
         above = (
             place
             for its, place in self.routes
-            if its == asked and place.endswith("/") and path.startswith(place)
+            if its == route_method and place.endswith("/") and path.startswith(place)
         )
-        route = self.routes.get((asked, path)) or self.routes.get((asked, next(above, "")))
+        route = self.routes.get((route_method, path)) or self.routes.get(
+            (route_method, next(above, ""))
+        )
         if route is not None:
             route(request)
             return None
@@ -369,21 +371,21 @@ class Proxy:
         self._looking.add(look)
         look.add_done_callback(self._looking.discard)
 
-        def gone() -> None:
+        def client_gone() -> None:
             look.cancel()
             self.accounts.left_early(self._new_id(), request, plan.priority.label, arrived_at)
 
-        request.on_gone = gone
+        request.on_gone = client_gone
 
     async def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
         """Cancelled if the client leaves; of that is heard before an engine is asked."""
         try:
-            seen = await asyncio.get_running_loop().run_in_executor(
+            body_summary = await asyncio.get_running_loop().run_in_executor(
                 self._looks, self._look, request, plan
             )
             await asyncio.sleep(_HEAR_S)
             if plan.rules is self._rules:
-                self._submit(request, plan, seen)
+                self._submit(request, plan, body_summary)
             else:
                 self.handle(request)
         except RequestRefused as refusal:
@@ -476,7 +478,7 @@ class Proxy:
     def await_load(self, exchange: Exchange, now: float) -> None:
         if self.unloaded.should_request_load(exchange.model):
             self.on_wanted(exchange.model)
-        if exchange.outcome is None and (exchange.aloud or exchange.hears_of_loading):
+        if exchange.outcome is None and (exchange.is_commenting or exchange.hears_of_loading):
             exchange.send_keepalive(now)
 
     def _submit_without_slot(self, exchange: Exchange, now: float) -> None:
@@ -556,9 +558,11 @@ class Proxy:
             return None
         if name not in self._renamed and len(self._renamed) < MOST_RENAMED:
             self._renamed.add(name)
-            shown = json.dumps(name[:LONGEST_NAME_TOLD])
+            quoted_name = json.dumps(name[:LONGEST_NAME_TOLD])
             print(  # noqa: T201 - the gateway's log
-                (f"model.renamed asked={shown} means={models[0]!r}"), file=sys.stderr, flush=True
+                (f"model.renamed asked={quoted_name} means={models[0]!r}"),
+                file=sys.stderr,
+                flush=True,
             )
         return models[0]
 
@@ -567,8 +571,8 @@ class Proxy:
         if not self.guarded:
             return None
         for given in given_keys(request.headers):
-            if (found := self.ring.find(given)) is not None:
-                return found
+            if (key := self.ring.find(given)) is not None:
+                return key
         message = (
             "this endpoint requires an API key, sent as `Authorization: Bearer KEY` or `x-api-key`"
         )
@@ -632,14 +636,14 @@ class HealthLoop:
                     if now - replica.breaker.checked_at >= every_s:
                         replica.breaker.checked_at = now
                         self._once(tasks, self._check, replica.spec)
-                proxy.something_left.clear()
+                proxy.slots_in_release.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CONFIRM_EVERY_S if to_confirm else TICK_S):
-                        await proxy.something_left.wait()
+                        await proxy.slots_in_release.wait()
 
     def _once(self, tasks: asyncio.TaskGroup, ask: Ask, spec: ReplicaSpec) -> None:
         """Not again while the last one is under way."""
-        what = (ask.__name__, spec.url)
+        question = (ask.__name__, spec.url)
 
         async def ask_safely() -> None:
             try:
@@ -649,10 +653,10 @@ class HealthLoop:
             ) as error:  # whatever one replica says, the clock goes on for the others
                 print((f"watch.failed replica={spec.name!r} why={error!r}"), file=sys.stderr)  # noqa: T201 - the gateway's log
             finally:
-                self._asking.discard(what)
+                self._asking.discard(question)
 
-        if what not in self._asking:
-            self._asking.add(what)
+        if question not in self._asking:
+            self._asking.add(question)
             tasks.create_task(ask_safely())
 
     async def _state(self, spec: ReplicaSpec, path: str, parse: Callable[[str], T]) -> T | None:
@@ -722,8 +726,8 @@ def _headers_for(spec: ReplicaSpec) -> dict[str, str]:
 
 def count_running(metrics: str) -> int | None:
     """vLLM's and SGLang's count of running requests, over all their processes."""
-    told = parse_metrics(metrics)
-    found = [told[name] for name in _RUNNING if name in told]
-    if found and math.isfinite(sum(found)):
-        return round(sum(found))
+    samples = parse_metrics(metrics)
+    counts = [samples[name] for name in _RUNNING if name in samples]
+    if counts and math.isfinite(sum(counts)):
+        return round(sum(counts))
     return None

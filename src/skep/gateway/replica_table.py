@@ -171,10 +171,12 @@ class ModelQueue:
         elif turn is not None:
             flow.turn = (flow.turn[0], min(flow.turn[1], turn))
             later = [
-                other for other in flow.entries.values() if other.arrived_at > entry.arrived_at
+                waiting
+                for waiting in flow.entries.values()
+                if waiting.arrived_at > entry.arrived_at
             ]
-            for other in later:
-                flow.entries.move_to_end(other.request_id)
+            for later_entry in later:
+                flow.entries.move_to_end(later_entry.request_id)
         self.by_id[entry.request_id] = entry
 
     def turn_of(self, entry: Arrival) -> int:
@@ -214,14 +216,14 @@ class ModelQueue:
         flows = self._classes[lowest]
         longest = max(flows.values(), key=lambda flow: len(flow.entries))
         if arrival.priority == lowest:
-            own = flows.get(arrival.flow)
-            if (len(own.entries) if own is not None else 0) + 1 >= len(longest.entries):
+            own_flow = flows.get(arrival.flow)
+            if (len(own_flow.entries) if own_flow is not None else 0) + 1 >= len(longest.entries):
                 return None
         return next(reversed(longest.entries))
 
-    def under_way(self, flow: str, more: int) -> None:
+    def under_way(self, flow: str, change: int) -> None:
         """Note that so many `more` requests of the flow are with a replica, or fewer."""
-        if count := self._active.get(flow, 0) + more:
+        if count := self._active.get(flow, 0) + change:
             self._active[flow] = count
         else:
             del self._active[flow]
@@ -244,7 +246,7 @@ class ModelQueue:
             heads.append((oldest.arrived_at + priority * self.aging_s, priority, oldest, flows))
         heads.sort(key=lambda head: head[:2])
         for place, (_, priority, oldest, flows) in enumerate(heads):
-            aged = any(other[1] < priority for other in heads[place:])
+            aged = any(head[1] < priority for head in heads[place:])
             yield oldest if aged else min(flows, key=_turn_and_arrival).head
 
 
@@ -467,9 +469,9 @@ class GatewayReplica:
         if self.breaker.trial is not None:
             self.breaker.ended(lease.id)
 
-    def _count(self, lease: SlotLease, more: int) -> None:
+    def _count(self, lease: SlotLease, change: int) -> None:
         if lease.releasing_until is None:
-            self._under_way[lease.entry.priority] += more
+            self._under_way[lease.entry.priority] += change
 
     def surely_free(self, busy: int, asked_at: float) -> Iterable[SlotLease]:
         """Of the slots in release, those that cannot be among the `busy` ones.
@@ -525,7 +527,9 @@ class ModelPool:
 
     def others(self, replica: GatewayReplica, now: float) -> bool:
         """Return whether another replica than this may be tried."""
-        return any(other is not replica and other.usable(now) for other in self.replicas)
+        return any(
+            candidate is not replica and candidate.usable(now) for candidate in self.replicas
+        )
 
     def expected_wait_s(self, now: float, arrived_at: float | None = None) -> float:
         """Return how long a new request would wait for a slot, from the measured time of a
@@ -572,17 +576,17 @@ class ModelPool:
                 if len(only.leases) < only.slots and only.usable(now):
                     return only
                 return None
-        least = self._least(entry, now)
-        if least is None or len(self.replicas) == 1:
-            return least
+        least_loaded = self._least(entry, now)
+        if least_loaded is None or len(self.replicas) == 1:
+            return least_loaded
         if entry.avoid is not None:
             avoided = self._by_name.get(entry.avoid)
         else:
             avoided = None
         if avoided is not None:
-            other = self._least(entry, now, avoided)
-            if other is not None:
-                least = other
+            alternative = self._least(entry, now, avoided)
+            if alternative is not None:
+                least_loaded = alternative
             elif now < entry.avoid_until and self.others(avoided, now):
                 return None
             else:
@@ -590,7 +594,7 @@ class ModelPool:
         conversation = entry.conversation
         session = entry.session
         if conversation is None:
-            return least
+            return least_loaded
         home = self._by_name.get(homes.of(conversation) or "")
         holds_prefix = home is not None and (
             session is not None or entry.prompt_bytes >= LONG_PROMPT_BYTES
@@ -600,18 +604,22 @@ class ModelPool:
         ):  # a sub-agent, or a conversation that was compacted
             home = self._by_name.get(homes.of(session) or "")
         if home is not None and home.usable(now):
-            more = home.busy / home.slots - least.busy / least.slots
-            stays = holds_prefix or home is least or more <= max(CLEARLY_BUSIER, 1 / home.slots)
+            excess_load = home.busy / home.slots - least_loaded.busy / least_loaded.slots
+            stays = (
+                holds_prefix
+                or home is least_loaded
+                or excess_load <= max(CLEARLY_BUSIER, 1 / home.slots)
+            )
         else:
             alive = self.alive(now)
             if len(alive) == 1:
-                return least
+                return least_loaded
             home = rendezvous(conversation, alive)
-            stays = load(home) == load(least)
+            stays = load(home) == load(least_loaded)
         if stays and home is not avoided and self._has_slot(home, entry):
             chosen = home
         else:
-            chosen = least
+            chosen = least_loaded
         homes.remember(conversation, chosen.name)
         if session is not None and self._by_name.get(homes.of(session) or "") is None:
             homes.remember(session, chosen.name)
@@ -624,23 +632,23 @@ class ModelPool:
         then most free.
         """
         # Written out: `min` with a key costs twice as much, and this runs once or twice a request.
-        least = None
+        least_loaded = None
         least_share = inf
         for replica in self.replicas:
             busy = len(replica.leases)
             slots = replica.slots
             if busy >= slots or (share := busy / slots) > least_share or replica is avoided:
                 continue
-            if least is not None and share == least_share:
-                more_bytes = replica.prompt_bytes - least.prompt_bytes
+            if least_loaded is not None and share == least_share:
+                more_bytes = replica.prompt_bytes - least_loaded.prompt_bytes
                 if more_bytes > 0 or (
-                    more_bytes == 0 and slots - busy <= least.slots - least.busy
+                    more_bytes == 0 and slots - busy <= least_loaded.slots - least_loaded.busy
                 ):
                     continue
             if replica.usable(now) and (replica.plain or self._has_slot(replica, entry)):
-                least = replica
+                least_loaded = replica
                 least_share = share
-        return least
+        return least_loaded
 
     def _has_slot(self, replica: GatewayReplica, entry: Arrival) -> bool:
         """Return whether the request's class may take a slot of the replica."""

@@ -149,13 +149,13 @@ class RequestAccounting:
         if len(self._unsettled) > UNSETTLED:
             self.settle()
 
-    def settle(self, most: int | None = None) -> bool:
+    def settle(self, limit: int | None = None) -> bool:
         """Account for requests that have ended, for so many at `most`.
 
         Return whether there are more.
         """
-        unsettled = self._unsettled[:most]
-        self._unsettled = self._unsettled[most:] if most else []
+        unsettled = self._unsettled[:limit]
+        self._unsettled = self._unsettled[limit:] if limit else []
         wall = time.time() - time.monotonic()
         for exchange, now in unsettled:
             self.account(row_of(exchange, now, wall), now, exchange.events, exchange.leased)
@@ -354,7 +354,7 @@ class RequestLog:
         self._store: Store | None = None
         self._log: RotatingLog | None = None
         self._retry_at = float("-inf")  # of the store
-        self._said: set[str] = set()
+        self._reported_failures: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
@@ -430,8 +430,8 @@ class RequestLog:
 
     def _drain(self) -> None:
         while self._pending:
-            wanted = BATCH_ROWS_BEHIND if self._behind else BATCH_ROWS
-            batch = [self._pending.popleft() for _ in range(min(len(self._pending), wanted))]
+            batch_size = BATCH_ROWS_BEHIND if self._behind else BATCH_ROWS
+            batch = [self._pending.popleft() for _ in range(min(len(self._pending), batch_size))]
             self.write(batch, time.monotonic())
         self.write([], time.monotonic())  # what was held back has no other occasion
         if self.dropped:
@@ -453,8 +453,8 @@ class RequestLog:
 
     def _say_failed(self, kind: str, why: str, what_next: str) -> None:
         """Once for each kind, until the store is well again."""
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._reported_failures:
+            self._reported_failures.add(kind)
             self._say("journal.failed", why=why, next=what_next)
 
     def _say(self, event: str, **facts: str) -> None:
@@ -499,8 +499,10 @@ class RequestLog:
         except SkepError as error:
             self._store_failed(error, rows, now)
             return
-        if said := {kind for kind in self._said if kind.startswith("store ")}:
-            self._said -= said
+        if store_failures := {
+            kind for kind in self._reported_failures if kind.startswith("store ")
+        }:
+            self._reported_failures -= store_failures
             self._say("journal.resumed", unwritten=str(self.unwritten))
 
     def _append(self, store: Store, rows: list[Row]) -> None:
@@ -607,11 +609,13 @@ def _what(*values: Any) -> str:
     """From `path` to `streamed`; kept, for the same clients ask the same models again and
     again.
     """
-    shown = zip(GATEWAY_COLUMNS[2:12], values, strict=True)
-    told = (
-        (name, quoted(v) if isinstance(v, str) else f"{v:d}") for name, v in shown if v is not None
+    named_values = zip(GATEWAY_COLUMNS[2:12], values, strict=True)
+    fields = (
+        (name, quoted(v) if isinstance(v, str) else f"{v:d}")
+        for name, v in named_values
+        if v is not None
     )
-    return "".join(f" {name}={text}" for name, text in told)
+    return "".join(f" {name}={text}" for name, text in fields)
 
 
 @lru_cache(maxsize=64)

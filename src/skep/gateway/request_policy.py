@@ -32,7 +32,7 @@ LONGEST_NAME_TOLD = 256  # characters of a model's name that are repeated to a c
 
 _POLICY = tomllib.loads(Path(__file__).with_name("policy.toml").read_text(encoding="utf-8"))
 ERRORS: dict[str, tuple[int, str, str]] = {
-    code: tuple(told) for code, told in _POLICY["errors"].items()
+    code: tuple(answer) for code, answer in _POLICY["errors"].items()
 }
 LIGHT, FOR_CLIENTS, STREAM_PATHS = (
     frozenset(_POLICY["paths"][name]) for name in ("light", "for_clients", "streams")
@@ -115,8 +115,11 @@ def speaks_anthropic(path: str) -> bool:
 def error_body(code: str, message: str, path: str = "") -> bytes:
     _, openai, anthropic = ERRORS[code]
     if speaks_anthropic(path):
-        said = {"type": "error", "error": {"type": anthropic, "message": message, "code": code}}
-        return json.dumps({**said, "source": "gateway"}).encode()
+        document = {
+            "type": "error",
+            "error": {"type": anthropic, "message": message, "code": code},
+        }
+        return json.dumps({**document, "source": "gateway"}).encode()
     error = {"message": message, "type": openai, "param": None, "code": code}
     return json.dumps({"error": error, "source": "gateway"}).encode()
 
@@ -131,10 +134,15 @@ def event_of(body: bytes, path: str) -> bytes:
     if path.startswith("/v1/responses"):
         document = json.loads(body)
         error = document["error"]
-        said = {"type": "error", "code": error["code"], "message": error["message"], "param": None}
+        event = {
+            "type": "error",
+            "code": error["code"],
+            "message": error["message"],
+            "param": None,
+        }
         return (
             b"\n\nevent: error\ndata: "
-            + json.dumps({**said, "sequence_number": 0, **document}).encode()
+            + json.dumps({**event, "sequence_number": 0, **document}).encode()
             + b"\n\n"
         )
     return b"\n\ndata: " + body + b"\n\n"
@@ -225,11 +233,13 @@ def make_plan(
     plain = unquote(path).lower()  # however it is written: `/%73lots` is `/slots`
     if plain.startswith(ADMIN) or (plain.startswith("/props") and method not in (b"GET", b"HEAD")):
         raise owners_path(path)
-    own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
+    skep_headers = {
+        name: value.decode("utf-8", "replace") for name, value in headers.skep_headers.items()
+    }
     try:
-        priority = PRIORITIES[class_for(key, own.get(b"priority"))]
-        if b"max-wait" in own:
-            max_wait_s = parse_seconds(own[b"max-wait"][:40], key="x-skep-max-wait")
+        priority = PRIORITIES[class_for(key, skep_headers.get(b"priority"))]
+        if b"max-wait" in skep_headers:
+            max_wait_s = parse_seconds(skep_headers[b"max-wait"][:40], key="x-skep-max-wait")
         else:
             max_wait_s = None
     except (ValueError, UserError) as error:
@@ -248,12 +258,12 @@ def make_plan(
         lines=headers.lines,
         key=key,
         priority=priority,
-        flow=flow or own.get(b"agent", "") or flow_without_key(session, key),
+        flow=flow or skep_headers.get(b"agent", "") or flow_without_key(session, key),
         session=session,
         agent=agent_of_headers(headers.naming),
         patience_s=patience.seconds if max_wait_s is None else None,  # else the client has said it
         heeds_comments=patience.heeds_comments,
-        model=own.get(b"model"),
+        model=skep_headers.get(b"model"),
         max_wait_s=max_wait_s,
         form=kind == b"multipart/form-data",
         may_be_other=bool(kind) and kind != b"application/json" and not kind.endswith(b"+json"),
@@ -284,12 +294,12 @@ class ClientTimeLimit(msgspec.Struct, frozen=True):
 
 def patience_of(user_agent: bytes) -> ClientTimeLimit:
     name = user_agent[:40].decode("latin-1")
-    for known in _POLICY["patience"]:
-        client = known["client"]
-        seconds = known["seconds"]
+    for entry in _POLICY["patience"]:
+        client = entry["client"]
+        seconds = entry["seconds"]
         if not name.startswith(client):
             continue
-        first = known.get("heeds_comments_from", "")
+        first = entry.get("heeds_comments_from", "")
         return ClientTimeLimit(seconds, version_of(name.removeprefix(client)) >= version_of(first))
     return ClientTimeLimit(None, heeds_comments=True)
 
@@ -335,7 +345,7 @@ def host_of(host: bytes) -> str:
 @dataclass(slots=True)
 class SortedHeaders:
     lines: bytes = b""  # for the replica, each with its line end
-    own: dict[bytes, bytes] = field(default_factory=dict)  # x-skep-…, without that prefix
+    skep_headers: dict[bytes, bytes] = field(default_factory=dict)  # x-skep-…, without that prefix
     # Those that name a session or an agent.
     naming: dict[bytes, bytes] = field(default_factory=dict)
     user_agent: bytes = b""
@@ -363,7 +373,7 @@ def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
         if name in NAMING_HEADERS:
             sorted_headers.naming[name] = value
         if name.startswith(_OWN):
-            sorted_headers.own[name[len(_OWN) :]] = value
+            sorted_headers.skep_headers[name[len(_OWN) :]] = value
             continue
         if hide_keys and name in KEY_HEADERS:
             continue

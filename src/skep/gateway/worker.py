@@ -150,7 +150,7 @@ class WorkerProxy(Proxy):
                 exchange.answer(status, headers, body, code, [])
             case messages.Withdrawn():
                 exchange.abandon_replica()
-            case messages.Waits() if exchange.aloud or exchange.hears_of_loading:
+            case messages.Waits() if exchange.is_commenting or exchange.hears_of_loading:
                 exchange.send_keepalive(time.monotonic())
 
     def _ask_decider(self, request: ServerRequest) -> None:

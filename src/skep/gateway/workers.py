@@ -140,7 +140,7 @@ class Worker:
         self.events: dict[str, int] = {}  # by replica: of streams under way, as it last settled
         self.passed = 0  # connections handed to it
         self.ready = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.ended = asyncio.Event()
         self.link: messages.MessageSocket[messages.FromWorker] = messages.MessageSocket(
             messages.FromWorker, self._take, self._lost
         )
@@ -160,7 +160,7 @@ class Worker:
     @property
     def takes_connections(self) -> bool:
         """Return whether it is to get connections."""
-        if self.gone.is_set() or self.liveness is not Liveness.ANSWERS:
+        if self.ended.is_set() or self.liveness is not Liveness.ANSWERS:
             return False
         return self.ready.is_set() and not self.state.full
 
@@ -212,7 +212,7 @@ class Worker:
 
         A worker that hangs is killed, and its link ends with it.
         """
-        if self.gone.is_set():
+        if self.ended.is_set():
             return
         self.liveness = self._silence.look(now, waited_s=self._processor_wait.since_last(now))
         if self.liveness is Liveness.HANGS:
@@ -243,16 +243,16 @@ class Worker:
             case messages.WorkerState():
                 self._told(message)
 
-    def _arrived(self, said: messages.Arrived, *, late: bool = False) -> None:
+    def _arrived(self, message: messages.Arrived, *, late: bool = False) -> None:
         """At the limit of its key it is asked again a moment later: the end of another may be on
         its way here.
         """
         proxy = self._proxy
-        arrival = said.arrival
-        if late and (arrival.request_id not in self._late or self.gone.is_set()):
+        arrival = message.arrival
+        if late and (arrival.request_id not in self._late or self.ended.is_set()):
             return
         self._late.discard(arrival.request_id)
-        name = said.key if proxy.guarded else None  # keys may have gone while it came
+        name = message.key if proxy.guarded else None  # keys may have gone while it came
         try:
             if name is not None:
                 proxy.charge(name)
@@ -260,18 +260,18 @@ class Worker:
             if refusal.code == RefusalCode.TOO_MANY and not late:
                 self._late.add(arrival.request_id)
                 asyncio.get_running_loop().call_later(
-                    LATE_S, lambda: self._arrived(said, late=True)
+                    LATE_S, lambda: self._arrived(message, late=True)
                 )
                 return
             self.link.send(
-                messages.Refused(arrival.request_id, *refusal.answer(said.path), refusal.code)
+                messages.Refused(arrival.request_id, *refusal.answer(message.path), refusal.code)
             )
             return
         key = next((key for key in proxy.policy.keys if key.name == name), None)
         plan = RequestPlan(
-            None, said.path, b"", key, arrival.priority, arrival.flow, light=said.light
+            None, message.path, b"", key, arrival.priority, arrival.flow, light=message.light
         )
-        exchange = proxy.exchanges[arrival.request_id] = RelayedRequest(self, said, plan, proxy)
+        exchange = proxy.exchanges[arrival.request_id] = RelayedRequest(self, message, plan, proxy)
         proxy.place(exchange, arrival, time.monotonic())
 
     def _happened(self, event: Event, request_id: str, flag: bool, now: float) -> None:
@@ -299,7 +299,7 @@ class Worker:
                 self._proxy.admission.heard(replica.spec, state.heard[replica.name])
 
     def _lost(self) -> None:
-        self.gone.set()
+        self.ended.set()
         self.ready.set()
         asyncio.get_running_loop().remove_reader(self._door)
         self._door.close()
@@ -360,11 +360,12 @@ class Workers:
         """Return once all workers run."""
         ready = [asyncio.Event() for _ in range(self._count)]
         self._tasks = [
-            asyncio.create_task(self._keep(number, one)) for number, one in enumerate(ready)
+            asyncio.create_task(self._keep(number, first_ready))
+            for number, first_ready in enumerate(ready)
         ]
         self._tasks.append(asyncio.create_task(self._watch()))
-        for one in ready:
-            await one.wait()
+        for first_ready in ready:
+            await first_ready.wait()
         listener.listen(BACKLOG)
         self._acceptor = ConnectionAcceptor(listener, self._share_out, self._has_room)
         self._acceptor.resume()
@@ -389,7 +390,7 @@ class Workers:
         for worker in list(self.running):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
-                    await worker.gone.wait()
+                    await worker.ended.wait()
             with contextlib.suppress(ProcessLookupError):
                 worker.process.kill()
         for task in self._tasks:
@@ -417,9 +418,9 @@ class Workers:
                     worker.link.send(messages.Order(ENCODER.encode(message)))
                 self.running.append(worker)
                 await worker.ready.wait()
-                if not worker.gone.is_set():
+                if not worker.ended.is_set():
                     ready.set()
-                await worker.gone.wait()
+                await worker.ended.wait()
                 self.running.remove(worker)
                 self._refused_before += worker.refused
                 code = await worker.process.wait()

@@ -149,15 +149,15 @@ class BatchApi:
         return file_document(file)
 
     def _list_files(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
-        asked = _query(request)
-        limit = _limit(asked, default=MOST_FILES, most=MOST_FILES)
-        after = asked.get("after")
+        query = _query(request)
+        limit = _limit(query, default=MOST_FILES, maximum=MOST_FILES)
+        after = query.get("after")
         if after is not None:
             _file(store, owner, after)
         return page(
             [
                 *map(
-                    file_document, store.files(owner, asked.get("purpose"), after, limit=limit + 1)
+                    file_document, store.files(owner, query.get("purpose"), after, limit=limit + 1)
                 )
             ],
             limit,
@@ -214,9 +214,9 @@ class BatchApi:
         return batch_document(_batch(store, owner, batch_id))
 
     def _list_batches(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
-        asked = _query(request)
-        limit = _limit(asked, default=SOME_BATCHES, most=MOST_BATCHES)
-        after = asked.get("after")
+        query = _query(request)
+        limit = _limit(query, default=SOME_BATCHES, maximum=MOST_BATCHES)
+        after = query.get("after")
         if after is not None:
             _batch(store, owner, after)
         return page([*map(batch_document, store.batches(owner, after, limit=limit + 1))], limit)
@@ -263,15 +263,15 @@ class BatchApi:
         except (SkepError, OSError) as error:
             self._say(f"{request.method.decode()} {request.path}: {error}")
             if isinstance(error, SkepError):
-                said = error.message
+                reason = error.message
             else:
-                said = error.strerror or str(error)
-            what = f"files and batches cannot be stored now: {said}"
-            _refuse(request, BatchApiError(503, what, code="store_unavailable"))
+                reason = error.strerror or str(error)
+            message = f"files and batches cannot be stored now: {reason}"
+            _refuse(request, BatchApiError(503, message, code="store_unavailable"))
         except Exception as error:
             self._say(f"{request.method.decode()} {request.path}: {error!r}")
-            what = "internal error; the gateway's log has the details"
-            _refuse(request, BatchApiError(500, what, code="internal_error"))
+            message = "internal error; the gateway's log has the details"
+            _refuse(request, BatchApiError(500, message, code="internal_error"))
 
     async def _send_content(self, request: ServerRequest, file: StoredFile) -> None:
         """In pieces, as fast as the client reads."""
@@ -285,11 +285,11 @@ class BatchApi:
         task = asyncio.current_task()
         goes_on.set()
 
-        def left() -> None:
+        def stop_sending() -> None:
             assert task is not None
             task.cancel()
 
-        request.on_gone = left
+        request.on_gone = stop_sending
         request.on_pause = goes_on.clear
         request.on_resume = goes_on.set
         with contextlib.closing(source):
@@ -356,8 +356,8 @@ def parse_batch_spec(body: bytes) -> BatchSpec:
 
 def window_seconds(window: str) -> int:
     """`24h` is what OpenAI takes; shorter ones are taken here too."""
-    found = _WINDOW.fullmatch(window)
-    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= LONGEST_WINDOW_S:
         message = (
             f"the completion_window `{window[:32]}` is not `24h` or a shorter one such as `90m`"
@@ -366,11 +366,15 @@ def window_seconds(window: str) -> int:
     return seconds
 
 
-def _plain_name(told: str | None) -> str:
+def _plain_name(filename: str | None) -> str:
     """Return the last part of a path, of any system, without what a terminal would obey."""
-    name = re.split(r"[/\\]", told or "")[-1][:LONGEST_NAME]
+    name = re.split(r"[/\\]", filename or "")[-1][:LONGEST_NAME]
     return (
-        storable("".join(one if one.isprintable() else "_" for one in name.lstrip(".")))
+        storable(
+            "".join(
+                character if character.isprintable() else "_" for character in name.lstrip(".")
+            )
+        )
         or "upload"
     )
 
@@ -384,11 +388,11 @@ def _query(request: ServerRequest) -> dict[str, str]:
     return {name: values[-1] for name, values in qs.items()}
 
 
-def _limit(asked: dict[str, str], *, default: int, most: int) -> int:
-    told = asked.get("limit", str(default))
-    if not told.isascii() or not told.isdigit() or not 1 <= int(told[:9]) <= most:
-        raise BatchApiError(400, f"`limit` must be a number from 1 to {most}", param="limit")
-    return int(told)
+def _limit(query: dict[str, str], *, default: int, maximum: int) -> int:
+    limit = query.get("limit", str(default))
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= maximum:
+        raise BatchApiError(400, f"`limit` must be a number from 1 to {maximum}", param="limit")
+    return int(limit)
 
 
 def _file(store: BatchStore, owner: Owner, name: str, *, param: str = "id") -> StoredFile:
@@ -439,12 +443,12 @@ def _refuse(request: ServerRequest, refusal: BatchApiError) -> None:
 
 
 def file_document(file: StoredFile) -> Document:
-    shown = {name: getattr(file, name) for name in ("id", "bytes", "filename", "purpose")}
+    fields = {name: getattr(file, name) for name in ("id", "bytes", "filename", "purpose")}
     times = {
         "created_at": int(file.created_at),
         "expires_at": file.expires_at and int(file.expires_at),
     }
-    return {**shown, "object": "file", **times, "status": "processed", "status_details": None}
+    return {**fields, "object": "file", **times, "status": "processed", "status_details": None}
 
 
 def batch_document(batch: StoredBatch) -> Document:
@@ -465,9 +469,9 @@ def batch_document(batch: StoredBatch) -> Document:
         "created_at": int(order.created_at),
         "expires_at": int(order.expires_at),
         **{
-            f"{one}_at": (at := times.get(one)) and int(at)
-            for one in BatchStatus
-            if one is not BatchStatus.VALIDATING
+            f"{status}_at": (at := times.get(status)) and int(at)
+            for status in BatchStatus
+            if status is not BatchStatus.VALIDATING
         },
         "request_counts": {
             "total": detail.get("total", 0),
@@ -483,10 +487,10 @@ def _usage(tally: Document) -> Document | None:
 
     Details that were never told are given as 0, for clients expect a number.
     """
-    told = {
+    counts = {
         name: tally.get(f"{name}_tokens") for name in ("prompt", "cached", "output", "reasoning")
     }
-    prompt, cached, output, reasoning = (count or 0 for count in told.values())
+    prompt, cached, output, reasoning = (count or 0 for count in counts.values())
     usage = {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached},
@@ -494,7 +498,7 @@ def _usage(tally: Document) -> Document | None:
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": prompt + output,
     }
-    if told["prompt"] is None and told["output"] is None:
+    if counts["prompt"] is None and counts["output"] is None:
         return None
     return usage
 

@@ -78,11 +78,11 @@ class FileStorage:
         with contextlib.suppress(OSError):
             self.path(file_id).unlink()
 
-    def sweep(self, known: Iterable[str], now: float | None = None) -> None:
+    def sweep(self, stored_ids: Iterable[str], now: float | None = None) -> None:
         """Remove what was left by processes that were killed: unfinished files, and very old ones
         that no row knows.
         """
-        ids = set(known)
+        ids = set(stored_ids)
         now = time.time() if now is None else now
         with contextlib.suppress(FileNotFoundError):
             for path in self.folder.iterdir():
@@ -116,9 +116,9 @@ class FormPart(msgspec.Struct, frozen=True):
 
 def boundary_of(content_type: str) -> bytes | None:
     """None: it is no multipart form."""
-    told = HeaderParser().parsestr(f"content-type: {content_type}")
-    if told.get_content_type() == "multipart/form-data":
-        boundary = told.get_boundary()
+    headers = HeaderParser().parsestr(f"content-type: {content_type}")
+    if headers.get_content_type() == "multipart/form-data":
+        boundary = headers.get_boundary()
     else:
         boundary = None
     if boundary:
@@ -154,18 +154,18 @@ def _find(body: bytes, mark: bytes, start: int) -> int:
     its whole length.
     """
     for at in range(start, len(body), _PIECE):
-        found = body.find(mark, at, at + _PIECE + len(mark) - 1)
-        if found >= 0:
-            return found
+        position = body.find(mark, at, at + _PIECE + len(mark) - 1)
+        if position >= 0:
+            return position
     return -1
 
 
 def _names(head: bytes) -> tuple[str, str | None]:
-    told = HeaderParser().parsestr(head.decode("utf-8", "replace"))
-    if "content-disposition" not in told:
+    headers = HeaderParser().parsestr(head.decode("utf-8", "replace"))
+    if "content-disposition" not in headers:
         raise ValueError("a part of the form has no Content-Disposition")
-    name = told.get_param("name", "", "content-disposition")
-    filename = told.get_filename()
+    name = headers.get_param("name", "", "content-disposition")
+    filename = headers.get_filename()
     if filename is not None:  # as browsers write what would end it
         filename = filename.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
     return str(name), filename
@@ -221,12 +221,12 @@ def check_lines(
     lines: Iterable[bytes],
     endpoint: str,
     complaint_of: Callable[[str | None], str | None],
-    most: int = MOST_REQUESTS,
+    max_requests: int = MOST_REQUESTS,
 ) -> CheckedInput:
     """`complaint_of`: why a model is not served."""
     requests: list[BatchRequest] = []
     faults: list[LineError] = []
-    seen: dict[str, int] = {}
+    line_of_id: dict[str, int] = {}
     model = None  # of the first request
     at = 0
     for number, line in enumerate(lines, start=1):
@@ -236,17 +236,18 @@ def check_lines(
         if not text.strip():
             continue
         try:
-            if len(requests) == most:
-                raise LineError("too_many_tasks", f"the file has more than {most} requests")
-            custom_id, its_model = _check(text, endpoint)
-            if custom_id in seen:
-                message = (
-                    f"the custom_id {_short(custom_id)} is already used in line {seen[custom_id]}"
+            if len(requests) == max_requests:
+                raise LineError(
+                    "too_many_tasks", f"the file has more than {max_requests} requests"
                 )
+            custom_id, its_model = _check(text, endpoint)
+            if custom_id in line_of_id:
+                first_line = line_of_id[custom_id]
+                message = f"the custom_id {_short(custom_id)} is already used in line {first_line}"
                 raise LineError("duplicate_custom_id", message, "custom_id")
-            complaint = complaint_of(its_model) if not seen else None
-            model = model if seen else its_model
-            seen[custom_id] = number
+            complaint = complaint_of(its_model) if not line_of_id else None
+            model = model if line_of_id else its_model
+            line_of_id[custom_id] = number
             if complaint is not None:
                 raise LineError("model_not_found", complaint, "body.model")
             if its_model != model:

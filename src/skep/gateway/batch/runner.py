@@ -138,25 +138,25 @@ class BatchGatewayPort:
     def complaint_of(self, model: str | None) -> str | None:
         """Return why a request for this model would not be served; None: it would."""
         models = self.proxy.admission.models
-        known = ", ".join(models)
+        served = ", ".join(models)
         if model is None:
             if len(models) == 1:
                 return None
-            return f"several models are served here: {known}; name one in the body"
+            return f"several models are served here: {served}; name one in the body"
         if self.proxy.admission.knows(model) or any(
             fnmatchcase(model, alias) for alias in self.proxy.policy.aliases
         ):
             return None
-        return f"the model `{model[:80]}` is not served here; known: {known}"
+        return f"the model `{model[:80]}` is not served here; known: {served}"
 
     def has_room(self, owner: str) -> bool:
         """Return whether one more request of this owner may be out: a key can be used beside its
         batches.
         """
-        most = next(
+        limit = next(
             (key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None
         )
-        return most is None or sum(call.owner == owner for call in self.out) < max(1, most - 1)
+        return limit is None or sum(call.owner == owner for call in self.out) < max(1, limit - 1)
 
     def send(
         self, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]
@@ -209,7 +209,9 @@ class BatchSender:
         self._out: dict[int, InternalRequest] = {}
         died = BatchAnswer(None, fault="gateway_died")
         now = self._began_at
-        self._unrecorded = [result_of(one, died, _name(), now) for one in self.schedule.set_aside]
+        self._unrecorded = [
+            result_of(request, died, _name(), now) for request in self.schedule.set_aside
+        ]
         self._recorded: set[int] = set()  # what replicas have, as the store knows it
         self._wake = asyncio.Event()
 
@@ -384,10 +386,10 @@ class BatchRunner:
                     await asyncio.to_thread(self._tidy)
                     tidy_at = now + TIDY_S
                 unfinished = await asyncio.to_thread(self.store.unfinished, time.time())
-                for one in unfinished:
-                    if one.cancelling and (sender := self._under_way.get(one.id)) is not None:
+                for batch in unfinished:
+                    if batch.cancelling and (sender := self._under_way.get(batch.id)) is not None:
                         sender.cancelled = True
-                rested = [one for one in unfinished if self._resting.get(one.id, 0.0) <= now]
+                rested = [batch for batch in unfinished if self._resting.get(batch.id, 0.0) <= now]
                 for batch in choose(rested, self._under_way) if not self.leaving else ():
                     self._under_way[batch.id] = None
                     carrying.add(task := tasks.create_task(self._carry(batch.id)))
@@ -446,19 +448,21 @@ class BatchRunner:
             )
             checked = CheckedInput((), None, (line_error,))
         if checked.faults:
-            told = [asdict(fault) for fault in checked.faults]
-            self.store.become(order.id, BatchStatus.FAILED, time.time(), errors=told)
+            errors = [asdict(fault) for fault in checked.faults]
+            self.store.become(order.id, BatchStatus.FAILED, time.time(), errors=errors)
         else:
             self.store.validated(order.id, time.time(), checked.model, checked.requests)
 
-    def _finish(self, order: BatchOrder, left: list[BatchRequest], status: BatchStatus) -> None:
+    def _finish(
+        self, order: BatchOrder, unanswered: list[BatchRequest], status: BatchStatus
+    ) -> None:
         now = time.time()
         if status is not BatchStatus.CANCELLED:
             self.store.become(order.id, BatchStatus.FINALIZING, now)
-        names = ((one, f"batch_req_{order.id[6:]}_{one.index}") for one in left)
+        names = ((request, f"batch_req_{order.id[6:]}_{request.index}") for request in unanswered)
         never = (
-            result_of(one, BatchAnswer(None, fault=f"batch_{status}"), name, now).line
-            for one, name in names
+            result_of(request, BatchAnswer(None, fault=f"batch_{status}"), name, now).line
+            for request, name in names
         )
         output, errors = (self.store.lines(order.id, ok=ok) for ok in (True, False))
         files: dict[str, StoredFile] = {}

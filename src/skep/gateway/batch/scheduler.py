@@ -85,16 +85,18 @@ class BatchSchedule:
         turn: set[BatchSchedule] | None = None,
     ) -> None:
         lost = lost or {}
-        self.set_aside = [one for one in pending if lost.get(one.index, 0) >= MOST_LOST]
+        self.set_aside = [
+            request for request in pending if lost.get(request.index, 0) >= MOST_LOST
+        ]
         self._suspects = {index for index, times in lost.items() if times >= ALONE_FROM}
         # Of all others, of suspects: the soonest first.
         self._queues: tuple[list[_Queued], list[_Queued]] = (
             [],
             [],
         )
-        for one in pending:
-            if lost.get(one.index, 0) < MOST_LOST:
-                self._queues[one.index in self._suspects].append((0.0, one.index, one))
+        for request in pending:
+            if lost.get(request.index, 0) < MOST_LOST:
+                self._queues[request.index in self._suspects].append((0.0, request.index, request))
         self._turn = set() if turn is None else turn
         self.out: dict[int, BatchRequest] = {}
         self._tried: dict[
@@ -159,7 +161,7 @@ class BatchSchedule:
 
 def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) -> BatchResult:
     """Of an answer that is final. `name` is the line's own id."""
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "id": name,
         "custom_id": request.custom_id,
         "response": None,
@@ -167,15 +169,15 @@ def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) 
     }
     if answer.status is None:
         code = answer.fault or "stream_cut"
-        told["error"] = {"code": code, "message": WITHOUT_ANSWER[code]}
-        return BatchResult(request.index, at, ok=False, line=msgspec.json.encode(told) + b"\n")
+        document["error"] = {"code": code, "message": WITHOUT_ANSWER[code]}
+        return BatchResult(request.index, at, ok=False, line=msgspec.json.encode(document) + b"\n")
     body = msgspec.Raw(_one_line(answer.body))
-    told["response"] = {
+    document["response"] = {
         "status_code": answer.status,
         "request_id": answer.request_id,
         "body": body,
     }
-    line = msgspec.json.encode(told) + b"\n"
+    line = msgspec.json.encode(document) + b"\n"
     is_ok = 200 <= answer.status < 300
     tokens = tokens_of(b"", [answer.body], streamed=False)
     counts = (tokens.prompt, tokens.cached, tokens.output, tokens.reasoning)
@@ -218,11 +220,15 @@ def choose(
     Those of other kinds wait for others, and among owners the gateway's queue is fair: neither
     keeps the other from beginning."""
     kinds = Counter(
-        (one.owner, one.model) for one in unfinished if one.id in under_way and not one.ending
+        (batch.owner, batch.model)
+        for batch in unfinished
+        if batch.id in under_way and not batch.ending
     )
     begin = []
-    for one in unfinished:
-        if one.id not in under_way and (one.ending or kinds[one.owner, one.model] < MOST_OF_KIND):
-            kinds[one.owner, one.model] += not one.ending
-            begin.append(one)
+    for batch in unfinished:
+        if batch.id not in under_way and (
+            batch.ending or kinds[batch.owner, batch.model] < MOST_OF_KIND
+        ):
+            kinds[batch.owner, batch.model] += not batch.ending
+            begin.append(batch)
     return begin

@@ -45,7 +45,7 @@ FINAL = frozenset(
 )
 _ENDED = (
     "SELECT batch_id FROM batch_events WHERE status IN "  # noqa: S608
-    f"({', '.join(repr(one.value) for one in sorted(FINAL))})"
+    f"({', '.join(repr(status.value) for status in sorted(FINAL))})"
 )
 _FIRST_STAYS = "ON CONFLICT DO NOTHING"
 _SQL = queries("skep.gateway.batch")
@@ -134,8 +134,8 @@ class BatchStore:
             insert(connection, "files", file)
 
     def file(self, file_id: str) -> StoredFile | None:
-        found = read(self.database.read("SELECT * FROM files WHERE id = ?", file_id), StoredFile)
-        return found[0] if found else None
+        files = read(self.database.read("SELECT * FROM files WHERE id = ?", file_id), StoredFile)
+        return files[0] if files else None
 
     def files(
         self,
@@ -174,12 +174,12 @@ class BatchStore:
     def add_batch(self, order: BatchOrder) -> bool:
         """False: its input file is not there any more."""
         with self.database.transaction() as connection:
-            known = connection.execute(
+            input_file = connection.execute(
                 "SELECT 1 FROM files WHERE id = ?", (order.input_file_id,)
             ).fetchone()
-            if known is not None:
+            if input_file is not None:
                 insert(connection, "batches", order)
-        return known is not None
+        return input_file is not None
 
     def batch(self, batch_id: str) -> StoredBatch | None:
         rows = self.database.read("SELECT * FROM batches WHERE id = ?", batch_id)
@@ -290,7 +290,7 @@ class BatchStore:
         In short transactions: a gateway is serving.
         """
         for table in ("batch_results", "batch_requests", "batch_beginnings"):
-            some = (
+            some_rows = (
                 f"SELECT batch_id, idx FROM {table} WHERE batch_id IN ({_ENDED}) LIMIT "  # noqa: S608
                 f"{DELETED_AT_ONCE}"
             )
@@ -298,7 +298,7 @@ class BatchStore:
             while deleted >= DELETED_AT_ONCE:
                 with self.database.transaction() as connection:
                     deleted = connection.execute(
-                        f"DELETE FROM {table} WHERE (batch_id, idx) IN ({some})"  # noqa: S608
+                        f"DELETE FROM {table} WHERE (batch_id, idx) IN ({some_rows})"  # noqa: S608
                     ).rowcount
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
