@@ -24,7 +24,7 @@ import uvloop
 from skep.config.gateway_messages import GatewaySetup, ReplicaSpec
 from skep.gateway.admission import Admission
 from skep.gateway.proxy import COLLECTED_AFTER, Proxy
-from skep.gateway.request_log import Metrics, RequestAccounting
+from skep.gateway.request_accounting import Metrics, RequestAccounting
 from skep.wire.client_connection import ClientConnection
 from skep.wire.server import HttpServer
 from skep.wire.server_connection import ServerConnection

@@ -17,8 +17,8 @@ from skep.catalog.presets import EngineOptions
 from skep.cli.main import PARTS, plain_words, tree_of
 from skep.config.load import file_keys, parse_settings
 from skep.config.settings import Cluster, GatewaySettings, Monitor, Serve, Settings, Upstream
-from skep.gateway.admission import RejectCode
-from skep.gateway.request_policy import ERRORS
+from skep.gateway.admission_messages import RejectCode
+from skep.gateway.error_format import ERRORS
 from skep.report.schemas import document_names
 
 ROOT = Path(__file__).parent.parent

@@ -123,7 +123,7 @@ def without_prose(schema):
 
 def errors(_skep, _folder):
     from skep import errors as own
-    from skep.gateway.request_policy import ERRORS
+    from skep.gateway.error_format import ERRORS
 
     yield from (
         f"gateway {code}: {' '.join(map(str, answer))}" for code, answer in sorted(ERRORS.items())
@@ -136,7 +136,7 @@ def errors(_skep, _folder):
 
 
 def metrics(_skep, _folder):
-    from skep.gateway.request_log import Metrics
+    from skep.gateway.request_accounting import Metrics
 
     yield from sorted(
         f"{var.name} {var.kind}: {' '.join(var.labels) or '-'}" for var in vars(Metrics()).values()

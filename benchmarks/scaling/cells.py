@@ -15,7 +15,7 @@ from scaling.traffic import Shape, Traffic, table
 
 from skep.config.gateway_messages import AdmissionLimits
 from skep.gateway.admission import Admission
-from skep.gateway.replica_table import Arrival
+from skep.gateway.admission_messages import Arrival
 
 ENDLESS = AdmissionLimits(max_queue=10**9, max_wait_s=10**9)
 # streams per replica, and the share of the slots that they want

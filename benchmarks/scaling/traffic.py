@@ -20,7 +20,7 @@ from scaling.service import SLOTS, Service
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
-from skep.gateway.replica_table import Action, Arrival, Forward, Reject
+from skep.gateway.admission_messages import Action, Arrival, Forward, Reject
 
 TURNS = 8
 MOMENTS = 8  # at which the replicas' loads are compared

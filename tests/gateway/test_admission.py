@@ -14,17 +14,8 @@ from msgspec.structs import replace
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
-from skep.gateway.replica_table import (
-    LONGEST_OPEN_S,
-    Arrival,
-    ConversationAffinity,
-    Forward,
-    Reject,
-    RejectCode,
-    Withdraw,
-    load,
-    rendezvous,
-)
+from skep.gateway.admission_messages import Arrival, Forward, Reject, RejectCode, Withdraw
+from skep.gateway.replica_table import LONGEST_OPEN_S, ConversationAffinity, load, rendezvous
 
 INTER = Priority.INTERACTIVE
 N = Priority.NORMAL

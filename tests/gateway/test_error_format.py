@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from api_clients import anthropic, httpx2, openai
 from skep.config.keys import RefusalCode
-from skep.gateway.replica_table import Reject, RejectCode
-from skep.gateway.request_policy import ERRORS, error_body, event_of, rejection, speaks_anthropic
+from skep.gateway.admission_messages import Reject, RejectCode
+from skep.gateway.error_format import ERRORS, error_body, event_of, rejection, speaks_anthropic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 OPENAI_TYPES = {"rate_limit_error", "server_error", "invalid_request_error"}

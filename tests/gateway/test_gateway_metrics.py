@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from skep.gateway.request_log import SECONDS, Metrics
+from skep.gateway.request_accounting import SECONDS, Metrics
 from skep.wire.prometheus import LABEL_SETS, OTHER, Counter, Gauge, Histogram
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -23,9 +23,9 @@ from gateway_client import (
 
 from api_clients import anthropic, openai
 from recorded_server import recorded, sse
-from skep.gateway.admission import UnloadedModels
 from skep.gateway.body_inspection import wants_stream
 from skep.gateway.request_policy import STREAM_PATHS
+from skep.gateway.unloaded_models import UnloadedModels
 from skep.testing.process import FakeEngine
 
 

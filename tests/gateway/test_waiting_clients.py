@@ -11,7 +11,7 @@ from one_piece_engine import OnePieceEngine
 
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.gateway.admission import Admission
-from skep.gateway.replica_table import Arrival, Forward, Reject, RejectCode
+from skep.gateway.admission_messages import Arrival, Forward, Reject, RejectCode
 
 QUICK = {"comment_after_s": 0.3, "comment_every_s": 0.3}
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,7 @@ from supervised import until
 
 from skep.config.gateway_messages import GatewayStatus, ModelUsage
 from skep.engines.base import Launch
-from skep.gateway.admission import UnloadedModels
+from skep.gateway.unloaded_models import UnloadedModels
 from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.model_loader import ModelLoader

@@ -8,25 +8,26 @@ exceed its slots (unless its slots were just lowered)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from itertools import count
 from math import inf
 
-from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec, UnloadedModel
+from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
+from skep.gateway.admission_messages import (
+    Action,
+    Arrival,
+    Event,
+    Forward,
+    Reject,
+    RejectCode,
+    Withdraw,
+)
 from skep.gateway.kept_places import KEPT_S, KeptPlaces, QueuePlace, RequestKey
 from skep.gateway.replica_table import (
     SMOOTHING,
-    Action,
-    Arrival,
     ConversationAffinity,
-    Event,
-    Forward,
     GatewayReplica,
     ModelPool,
-    Reject,
-    RejectCode,
     SlotLease,
-    Withdraw,
     load,
     process_of,
 )
@@ -218,8 +219,22 @@ class Admission:
 
         `flag`: `answered`, `complaint` or `counts`, where it has one.
         """
-        flagged = (flag,) if event <= Event.FAILED else ()
-        return getattr(self, event.name.lower())(request_id, now, *flagged) or []
+        match event:
+            case Event.FINISHED:
+                return self.finished(request_id, now, flag)
+            case Event.ANSWERING:
+                self.answering(request_id, now, flag)
+                return []
+            case Event.TURNED_AWAY:
+                return self.turned_away(request_id, now, flag)
+            case Event.FAILED:
+                return self.failed(request_id, now, flag)
+            case Event.HUNG_UP:
+                return self.hung_up(request_id, now)
+            case Event.GAVE_UP:
+                return self.gave_up(request_id, now)
+            case Event.NOT_SENT:
+                return self.not_sent(request_id, now)
 
     def answering(self, request_id: str, now: float, complaint: bool = False) -> None:
         """The engine has begun to answer: it surely holds a slot.
@@ -501,85 +516,3 @@ class Admission:
         lease = SlotLease(entry.request_id, replica, entry, now, changed_at, releasing_until=until)
         self._leases[entry.request_id] = lease
         replica.take(lease)
-
-
-NOT_COMING = ("unloaded", "unloading")  # unless somebody says that it is wanted
-GIVEN_UP = "failed"  # it is not tried again before the user says so
-
-
-class UnloadedModels:
-    """Models that have to be loaded before anybody answers: in what state, and who was told that
-    they are wanted.
-    """
-
-    def __init__(self) -> None:
-        self.states: dict[
-            str, str
-        ] = {}  # by model; empty while all are loaded: all that a request then pays for
-        # The supervisor was told, and has not said what it makes of it.
-        self._told: set[str] = set()
-        self._failures: dict[
-            str, tuple[str, float]
-        ] = {}  # why, and until when it is not tried again
-
-    def become(
-        self,
-        table: Mapping[str, UnloadedModel],
-        serving: Iterable[str],
-        models: Iterable[str] = (),
-    ) -> list[str]:
-        """What the supervisor says; the models that have just been loaded. Those on their way have
-        not failed.
-
-        One of the `models` that failed, and of which nothing else is said, has been given up.
-        """
-        before = self.states
-        served = set(serving)
-        self.states = {model: said.state for model, said in table.items()}
-        self._told = {model for model in self._told if self.states.get(model) in NOT_COMING}
-        moving = {
-            model for model, state in self.states.items() if state not in (*NOT_COMING, GIVEN_UP)
-        } | served
-        self._failures = {
-            model: found for model, found in self._failures.items() if model not in moving
-        }
-        for model, state in self.states.items():
-            if state == GIVEN_UP and model not in self._failures:
-                self._failures[model] = (table[model].why or "it did not start", float("-inf"))
-        self.states |= dict.fromkeys(
-            self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP
-        )
-        return [
-            model
-            for model, state in before.items()
-            if state == "loading" and model in served - self.states.keys()
-        ]
-
-    def should_request_load(self, model: str) -> bool:
-        """Return whether the supervisor has to hear that it is wanted; once, until it moves."""
-        if self.states.get(model) not in NOT_COMING or model in self._told:
-            return False
-        self._told.add(model)
-        return True
-
-    def failed(self, model: str, why: str, until: float) -> None:
-        self._failures[model] = (why, until)
-        self._told.discard(model)
-
-    def failure(self, model: str, now: float) -> tuple[str, float | None] | None:
-        """Return why it could not be loaded, and after how long to come back; None: nobody tries
-        by himself.
-        """
-        if model not in self._failures:
-            return None
-        why, until = self._failures[model]
-        if now < until:
-            return why, until - now
-        if self.states.get(model) == GIVEN_UP:
-            return (why, None)
-        return None
-
-    def words(self, model: str) -> str:
-        """For those who wait, in one line: a model may be called anything."""
-        does = {"loading": "loading", "waiting": "waiting for room to load"}
-        return f"{does.get(self.states.get(model, ''), 'waiting for')} {' '.join(model.split())}"

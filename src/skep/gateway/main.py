@@ -31,17 +31,13 @@ import uvloop
 from skep import __version__
 from skep.config import gateway_messages as messages
 from skep.gateway.admission import Admission
+from skep.gateway.batch.routes import BATCH_ROUTES
+from skep.gateway.error_format import JSON, RequestRefused
 from skep.gateway.model_list import anthropic_document, model_document, model_list
-from skep.gateway.proxy import COLLECTED_AFTER, HealthLoop, Proxy
+from skep.gateway.proxy import COLLECTED_AFTER, HealthLoop, Proxy, Route
 from skep.gateway.replica_table import GatewayReplica
-from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
-from skep.gateway.request_policy import (
-    BATCH_ROUTES,
-    HEALTH_PATHS,
-    JSON,
-    RequestRefused,
-    answer_health,
-)
+from skep.gateway.request_accounting import Metrics, RequestAccounting
+from skep.gateway.request_log import RequestLog
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import CONTENT_TYPE, Labels
 from skep.wire.server import HttpServer
@@ -192,16 +188,11 @@ class Gateway:
         self.server = HttpServer(self.proxy.handle, setup.server, self.proxy.check_head)
         self.watch = HealthLoop(self.proxy, setup.watch)
         self.tls = server_tls(setup)
-        for path in HEALTH_PATHS:
-            self.proxy.open_routes[b"GET", path] = answer_health
-        self.proxy.open_routes[b"GET", "/"] = self._landing
-        for path in ("/v1/models", "/models"):
-            self.proxy.routes[b"GET", path] = self._models
-            self.proxy.routes[b"GET", f"{path}/"] = self._model
-        self.proxy.routes[b"GET", "/metrics"] = partial(self._answer, self._tell_metrics)
-        self.proxy.routes[b"GET", "/metrics/engines"] = partial(
-            self._answer, self._tell_engine_metrics
-        )
+        self.proxy.open_routes |= HEALTH_ROUTES
+        for place, open_answer in OPEN_ROUTES.items():
+            self.proxy.open_routes[place] = partial(open_answer, self)
+        for place, answer in OWN_ROUTES.items():
+            self.proxy.routes[place] = partial(answer, self)
         self._answering: set[asyncio.Task[None]] = set()
         self.batches: BatchApi | None = (
             None  # it is loaded with the first request for a file or a batch
@@ -246,7 +237,7 @@ class Gateway:
             self._last_message = text
             print((f"batches: {text}"), file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
 
-    def _landing(self, request: ServerRequest) -> None:
+    def show_landing_page(self, request: ServerRequest) -> None:
         """For a person with a browser: what is served, and how to call it.
 
         Names no model to whoever showed no key.
@@ -262,12 +253,12 @@ class Gateway:
         )
         request.respond(200, [HTML, NO_SCRIPT], body.encode())
 
-    def _models(self, request: ServerRequest) -> None:
+    def list_models(self, request: ServerRequest) -> None:
         anthropic = request.get(b"anthropic-version") is not None
         document = model_list(self.proxy, self._began_at, anthropic=anthropic)
         request.respond(200, [JSON], json.dumps(document).encode())
 
-    def _model(self, request: ServerRequest) -> None:
+    def show_model(self, request: ServerRequest) -> None:
         admission = self.proxy.admission
         model = unquote(request.path.partition("models/")[2])
         if not admission.knows(model):
@@ -287,10 +278,9 @@ class Gateway:
             await self.workers.settle()
         self.accounts.settle()
 
-    def _answer(
-        self, tell: Callable[[ServerRequest], Coroutine[Any, Any, None]], request: ServerRequest
-    ) -> None:
-        self._answering.add(task := asyncio.create_task(tell(request)))
+    def _answer_in_task(self, answer: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answer)
+        self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
     def _count_refused(self) -> None:
@@ -301,6 +291,12 @@ class Gateway:
         for why, count in (refused - self._refused).items():
             self.metrics.refused_connections.add((why,), count)
         self._refused = refused
+
+    def show_metrics(self, request: ServerRequest) -> None:
+        self._answer_in_task(self._tell_metrics(request))
+
+    def show_engine_metrics(self, request: ServerRequest) -> None:
+        self._answer_in_task(self._tell_engine_metrics(request))
 
     async def _tell_metrics(self, request: ServerRequest) -> None:
         await self._settle()
@@ -434,6 +430,31 @@ class Gateway:
         except TimeoutError:
             self.proxy.carry_out(admission.close())
         link.send(messages.Drained(message.id, admission.in_flight))
+
+
+# What the gateway answers by itself, by method and path; one that ends with a slash is for all
+# below it. A relay worker has the deciding process answer, except for its health.
+
+
+def answer_health(request: ServerRequest) -> None:
+    request.respond(200, [JSON], b'{"status":"ok"}')
+
+
+Place = tuple[bytes, str]
+Answer = Callable[[Gateway, ServerRequest], None]
+HEALTH_ROUTES: dict[Place, Route] = {
+    (b"GET", "/health"): answer_health,
+    (b"GET", "/healthz"): answer_health,
+}
+OPEN_ROUTES: dict[Place, Answer] = {(b"GET", "/"): Gateway.show_landing_page}  # without a key
+OWN_ROUTES: dict[Place, Answer] = {
+    (b"GET", "/v1/models"): Gateway.list_models,
+    (b"GET", "/v1/models/"): Gateway.show_model,
+    (b"GET", "/models"): Gateway.list_models,
+    (b"GET", "/models/"): Gateway.show_model,
+    (b"GET", "/metrics"): Gateway.show_metrics,
+    (b"GET", "/metrics/engines"): Gateway.show_engine_metrics,
+}
 
 
 async def run_gateway(listen_fd: int, link_fd: int) -> None:

@@ -11,26 +11,29 @@ from collections import deque
 from typing import Protocol
 
 from skep.config.gateway_messages import ReplicaSpec, Timeouts
-from skep.gateway.admission import Admission, UnloadedModels
+from skep.gateway.admission import Admission
+from skep.gateway.admission_messages import Action, Event, Forward, Reject
 from skep.gateway.body_inspection import UNKNOWN, Tokens, tokens_of, wants_stream
 from skep.gateway.context_errors import CODE as CONTEXT_EXCEEDED
 from skep.gateway.context_errors import STATUS as CONTEXT_STATUS
 from skep.gateway.context_errors import STATUSES as CONTEXT_STATUSES
 from skep.gateway.context_errors import context_exceeded, in_clients_words
-from skep.gateway.replica_table import Action, Event, Forward, Reject
-from skep.gateway.request_policy import (
-    COMMENT_PATHS,
-    CONTEXT_PATHS,
+from skep.gateway.error_format import (
     ERRORS,
-    LATE_COMMENT_PATHS,
-    STREAM_PATHS,
-    RequestPlan,
     error_body,
     event_of,
     rejection,
     retry_headers,
     speaks_anthropic,
 )
+from skep.gateway.request_policy import (
+    COMMENT_PATHS,
+    CONTEXT_PATHS,
+    LATE_COMMENT_PATHS,
+    STREAM_PATHS,
+    RequestPlan,
+)
+from skep.gateway.unloaded_models import UnloadedModels
 from skep.wire.client import Call, Pool, WireFailure
 from skep.wire.heads import (
     CARRIED,

@@ -22,7 +22,8 @@ import msgspec
 
 from skep.config.gateway_messages import GatewaySetup, HealthTimes, ReplicaSpec, UnloadedModel
 from skep.config.keys import KeyRing, KeySpec, digest_of, given_keys
-from skep.gateway.admission import Admission, UnloadedModels
+from skep.gateway.admission import Admission
+from skep.gateway.admission_messages import Action, Arrival, Forward, Reject, RejectCode
 from skep.gateway.body_inspection import (
     LONG_BYTES,
     BodySummary,
@@ -32,22 +33,24 @@ from skep.gateway.body_inspection import (
     model_of_form,
     with_model,
 )
-from skep.gateway.proxied_request import Exchange
-from skep.gateway.replica_table import Action, Arrival, Forward, Reject, RejectCode
-from skep.gateway.request_log import RequestAccounting
-from skep.gateway.request_policy import (
+from skep.gateway.error_format import (
     LONGEST_NAME_TOLD,
-    RequestPlan,
     RequestRefused,
+    limit_reached,
+    no_such_path,
+)
+from skep.gateway.proxied_request import Exchange
+from skep.gateway.request_accounting import RequestAccounting
+from skep.gateway.request_policy import (
+    RequestPlan,
     batch_plan,
     host_of,
     is_preflight,
-    limit_reached,
     make_plan,
-    no_such_path,
     sort_headers,
 )
 from skep.gateway.session_names import conversation_in, session_flow
+from skep.gateway.unloaded_models import UnloadedModels
 from skep.wire.client import Pool, WireFailure, fetch
 from skep.wire.engine_state import fetch_state
 from skep.wire.heads import Headers, parse_url

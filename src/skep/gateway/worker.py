@@ -18,12 +18,20 @@ from skep.config import gateway_messages
 from skep.config.gateway_messages import ReplicaSpec, ToGateway
 from skep.gateway import worker_messages as messages
 from skep.gateway.admission import Admission
-from skep.gateway.main import collect_rarely, run_process, server_tls
+from skep.gateway.admission_messages import Action, Arrival, Event, Forward
+from skep.gateway.batch.routes import BATCH_ROUTES
+from skep.gateway.main import (
+    HEALTH_ROUTES,
+    OPEN_ROUTES,
+    OWN_ROUTES,
+    collect_rarely,
+    run_process,
+    server_tls,
+)
 from skep.gateway.proxied_request import NOT_HANDED_ON, Exchange
 from skep.gateway.proxy import TICK_S, Proxy
-from skep.gateway.replica_table import Action, Arrival, Event, Forward
-from skep.gateway.request_log import Metrics, RequestAccounting, Row
-from skep.gateway.request_policy import HEALTH_PATHS, OWN_ROUTES, answer_health
+from skep.gateway.request_accounting import Metrics, RequestAccounting
+from skep.gateway.request_log import Row
 from skep.gateway.worker_messages import Happened, MessageSocket
 from skep.wire.client import Pool, WireFailure
 from skep.wire.heads import Origin, ResponseHead, lines_of
@@ -102,10 +110,9 @@ class WorkerProxy(Proxy):
         self._door = door
         self._decider = Pool(Origin("decider", 80), connect=self._connect_decider)
         self._prefix += f"-{number}"
-        for path in HEALTH_PATHS:
-            self.open_routes[b"GET", path] = answer_health
-        self.open_routes[b"GET", "/"] = self._ask_decider
-        self.routes.update(dict.fromkeys(OWN_ROUTES, self._ask_decider))
+        self.open_routes |= HEALTH_ROUTES
+        self.open_routes |= dict.fromkeys(OPEN_ROUTES, self._ask_decider)
+        self.routes |= dict.fromkeys((*OWN_ROUTES, *BATCH_ROUTES), self._ask_decider)
 
     # What the decider does instead
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import Struct
 
-from skep.gateway.replica_table import Arrival, Event
+from skep.gateway.admission_messages import Arrival, Event
 from skep.gateway.request_log import Row
 from skep.wire.heads import Headers
 

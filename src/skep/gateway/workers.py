@@ -19,10 +19,11 @@ from typing import Any
 
 from skep.config.keys import RefusalCode
 from skep.gateway import worker_messages as messages
+from skep.gateway.admission_messages import Action, Event, Forward
+from skep.gateway.error_format import RequestRefused
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.proxy import TICK_S, Proxy
-from skep.gateway.replica_table import Action, Event, Forward
-from skep.gateway.request_policy import RequestPlan, RequestRefused
+from skep.gateway.request_policy import RequestPlan
 from skep.host.processes import ProcessorWait
 from skep.wire.heads import Headers
 from skep.wire.json_pipe import ENCODER

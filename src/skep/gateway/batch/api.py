@@ -25,6 +25,7 @@ from msgspec import Meta
 from skep.config.gateway_messages import BatchPlaces
 from skep.errors import SkepError
 from skep.gateway.batch.files import FileStorage, boundary_of, new_file_id, parts_of
+from skep.gateway.batch.routes import BatchRoute
 from skep.gateway.batch.runner import BatchGatewayPort, BatchRunner
 from skep.gateway.batch.store import (
     BATCH_FILE_S,
@@ -34,8 +35,8 @@ from skep.gateway.batch.store import (
     StoredBatch,
     StoredFile,
 )
+from skep.gateway.error_format import JSON
 from skep.gateway.proxy import Proxy
-from skep.gateway.request_policy import JSON
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
 from skep.wire.server_request import ServerRequest
@@ -73,7 +74,7 @@ class BatchApiError(Exception):
 
 
 class BatchApi:
-    """`routes` by method and path; one that ends with a slash is for all below it."""
+    """`routes`: what answers each of `BatchRoute`."""
 
     def __init__(self, proxy: Proxy, places: BatchPlaces, say: Callable[[str], None]) -> None:
         self._key_of = proxy.key_of
@@ -84,15 +85,18 @@ class BatchApi:
         self._store: Store | None = None
         self._opening = asyncio.Lock()  # one connection, however many come first
         self._tasks = asyncio.TaskGroup()
+        answering: dict[BatchRoute, Answering] = {
+            BatchRoute.CREATE_FILE: self._create_file,
+            BatchRoute.LIST_FILES: self._list_files,
+            BatchRoute.SHOW_FILE: self._show_file,
+            BatchRoute.DELETE_FILE: self._delete_file,
+            BatchRoute.CREATE_BATCH: self._create_batch,
+            BatchRoute.LIST_BATCHES: self._list_batches,
+            BatchRoute.SHOW_BATCH: self._show_batch,
+            BatchRoute.CANCEL_BATCH: self._cancel_batch,
+        }
         self.routes: dict[tuple[bytes, str], Route] = {
-            (b"POST", "/v1/files"): self._answers(self._create_file),
-            (b"GET", "/v1/files"): self._answers(self._list_files),
-            (b"GET", "/v1/files/"): self._answers(self._show_file),
-            (b"DELETE", "/v1/files/"): self._answers(self._delete_file),
-            (b"POST", "/v1/batches"): self._answers(self._create_batch),
-            (b"GET", "/v1/batches"): self._answers(self._list_batches),
-            (b"GET", "/v1/batches/"): self._answers(self._show_batch),
-            (b"POST", "/v1/batches/"): self._answers(self._cancel_batch),
+            route.value: self._answers(answering[route]) for route in BatchRoute
         }
 
     async def run(self) -> None:
