@@ -7,15 +7,14 @@ import json
 import math
 
 from fuzz.pieces import split_input
+from skep.gateway.answer_tokens import MOST_TOKENS, tokens_of
 from skep.gateway.body_inspection import (
     DECODE_BYTES,
     LONG_BYTES,
     LONGEST_NAME,
-    MOST_TOKENS,
     NotAnObject,
     inspect_body,
     model_of_form,
-    tokens_of,
     wants_stream,
     with_model,
 )

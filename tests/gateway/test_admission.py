@@ -567,7 +567,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                     default=None,
                 )
                 entry = Arrival("new", "m", priority, arrived_at=self.now, deadline=self.now)
-                assert pool._least(entry, self.now) is least
+                assert pool._least_loaded(entry, self.now) is least
 
     @invariant()
     def the_requests_of_a_flow_under_way_are_counted_right(self):

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from skep.gateway.body_inspection import MOST_TOKENS, UNKNOWN, Tokens, tokens_of
+from skep.gateway.answer_tokens import MOST_TOKENS, UNKNOWN, Tokens, tokens_of
 from skep.gateway.proxied_request import TAIL_PIECES, TAIL_PIECES_OF_LONG, Exchange
 from skep.gateway.request_policy import batch_plan
 from skep.wire.server_request import ServerRequest

@@ -33,9 +33,8 @@ from skep.gateway.replica_table import (
 )
 
 COME_BACK_S = 5.0  # after a shutdown
-AVOID_S = (
-    1.0  # a failed request waits for another replica, before it is tried on the same one again
-)
+# A failed request waits so long for another replica, before the same one is tried again.
+AVOID_S = 1.0
 LONG_AGO = -inf  # a slot that is found working was taken before anybody asked
 
 
@@ -49,9 +48,8 @@ class Admission:
         self.limits = limits or AdmissionLimits()
         self._models: dict[str, ModelPool] = {}
         self._replicas: dict[str, GatewayReplica] = {}
-        self._leaving: dict[
-            tuple[str, str, str], GatewayReplica
-        ] = {}  # with answers under way, out of the table
+        # By process: out of the table, with answers under way.
+        self._leaving: dict[tuple[str, str, str], GatewayReplica] = {}
         self._leases: dict[str, SlotLease] = {}  # all, by id, those in release too
         self._affinity = ConversationAffinity()
         self._kept_places = KeptPlaces()
@@ -77,7 +75,7 @@ class Admission:
         return model in self._models
 
     def waiting(self, model: str) -> dict[str, int]:
-        """By class."""
+        """Count the waiting requests of a model, by class."""
         return self._models[model].queue.waiting()
 
     def table(self) -> tuple[GatewayReplica, ...]:
@@ -100,9 +98,9 @@ class Admission:
         """Return a replica for a request that takes no slot, such as a count of tokens."""
         if model in self._models:
             replica = min(self._models[model].alive(now), key=load, default=None)
-        else:
-            replica = None
-        return replica.spec if replica else None
+            if replica is not None:
+                return replica.spec
+        return None
 
     # Events
 
@@ -123,32 +121,19 @@ class Admission:
 
         A replica seen for the first time may still be busy with what an earlier gateway sent it:
         if it can be asked, all its slots count as releasing until it has answered."""
-        wanted = {spec.name: process_of(spec) for spec in specs}
-        for name in [
-            name
-            for name, replica in self._replicas.items()
-            if wanted.get(name) != process_of(replica.spec)
-        ]:
-            gone = self._replicas.pop(name)
-            self._models[gone.spec.model].lose(gone)
-            for lease in [
-                lease for lease in gone.leases.values() if lease.releasing_until is not None
-            ]:
-                self._end(lease)
-            if gone.leases:
-                self._leaving[process_of(gone.spec)] = gone
+        self._remove_departed(specs)
         for spec in specs:
-            known = self._replicas.get(spec.name)
-            if known is None:
+            current = self._replicas.get(spec.name)
+            if current is None:
                 self._replicas[spec.name] = self._new_replica(spec, now)
-            elif known.spec != spec:
-                known.become(spec)
-        actions: list[Action] = []
+            elif current.spec != spec:
+                current.become(spec)
         by_model: dict[str, list[GatewayReplica]] = {
             name: [] for name in {spec.model for spec in specs} | set(models)
         }
         for replica in self._replicas.values():
             by_model[replica.spec.model].append(replica)
+        actions: list[Action] = []
         for name in self._models.keys() - by_model.keys():
             waiting = self._models.pop(name).queue
             actions.extend(Reject(entry.request_id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
@@ -156,8 +141,29 @@ class Admission:
             self._models.setdefault(name, ModelPool(self.limits.aging_s)).become(replicas)
         return actions + self._serve_all(now)
 
+    def _remove_departed(self, specs: tuple[ReplicaSpec, ...]) -> None:
+        """Take the replicas out of the table whose process is not in `specs` any more."""
+        processes = {spec.name: process_of(spec) for spec in specs}
+        for name, replica in list(self._replicas.items()):
+            if processes.get(name) == process_of(replica.spec):
+                continue
+            del self._replicas[name]
+            self._models[replica.spec.model].lose(replica)
+            for lease in list(replica.leases.values()):
+                if lease.releasing_until is not None:
+                    self._end(lease)
+            if replica.leases:
+                self._leaving[process_of(replica.spec)] = replica
+
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
-        """Forward, queue or reject a request.
+        """Forward, queue or reject a request, by the first of these that holds:
+
+        1. Nothing is admitted any more, or nobody serves the model: rejected.
+        2. Nobody waits and a replica has a slot: forwarded.
+        3. Its client would give up before its turn: rejected, and its place is kept.
+        4. The queue is full: the newest request of the longest flow in the lowest class leaves,
+           which may be this one.
+        5. It waits.
 
         `may_wait`: so many may wait, whatever the limit says.
         """
@@ -242,10 +248,13 @@ class Admission:
         `complaint`: with a 502, 503 or 504.
         """
         lease = self._leases.get(request_id)
-        if lease is not None:
-            lease.answered = True
-            breaker = lease.home.breaker
-            (breaker.bad_answer if complaint else breaker.answered)(now)
+        if lease is None:
+            return
+        lease.answered = True
+        if complaint:
+            lease.home.breaker.bad_answer(now)
+        else:
+            lease.home.breaker.answered(now)
 
     def finished(self, request_id: str, now: float, answered: bool = False) -> list[Action]:
         """The answer is complete, or its connection broke with the engine's side gone. Repeats
@@ -264,7 +273,10 @@ class Admission:
         if pool is None:
             return []
         seconds = now - lease.granted_at
-        pool.service_s += SMOOTHING * (seconds - pool.service_s) if pool.service_s else seconds
+        if pool.service_s:
+            pool.service_s += SMOOTHING * (seconds - pool.service_s)
+        else:
+            pool.service_s = seconds
         if pool.queue.by_id:
             return self._serve(pool, now)
         return []
@@ -310,8 +322,8 @@ class Admission:
         return []
 
     def may_retry(self, request_id: str, now: float) -> bool:
-        """Return whether another replica could be tried instead of handing on what this one
-        said.
+        """Return whether another replica could be tried, instead of handing on this one's
+        answer.
         """
         lease = self._leases.get(request_id)
         if lease is None or self.closed or lease.entry.attempts >= self.limits.attempts:
@@ -339,9 +351,11 @@ class Admission:
         lease = self._active(request_id)
         if lease is None:
             return []
-        breaker = lease.home.breaker
-        (breaker.dropped if counts else breaker.failed)(now)
-        lease.entry.attempts -= not counts
+        if counts:
+            lease.home.breaker.dropped(now)
+        else:
+            lease.home.breaker.failed(now)
+            lease.entry.attempts -= 1
         return self._again(lease, now)
 
     def gave_up(self, request_id: str, now: float) -> list[Action]:
@@ -439,11 +453,11 @@ class Admission:
 
     def _find(self, spec: ReplicaSpec) -> GatewayReplica | None:
         """Return the replica of this process, also if it has left the table."""
-        meant = process_of(spec)
+        process = process_of(spec)
         replica = self._replicas.get(spec.name)
-        if replica is not None and process_of(replica.spec) == meant:
+        if replica is not None and process_of(replica.spec) == process:
             return replica
-        return self._leaving.get(meant)
+        return self._leaving.get(process)
 
     def _serve_all(self, now: float) -> list[Action]:
         return [
@@ -452,7 +466,10 @@ class Admission:
 
     def _serve(self, pool: ModelPool, now: float) -> list[Action]:
         actions: list[Action] = []
-        while pool.queue.by_id and (assignment := pool.next(self._affinity, now)) is not None:
+        while pool.queue.by_id:
+            assignment = pool.next(self._affinity, now)
+            if assignment is None:
+                break
             entry, replica = assignment
             pool.queue.remove(entry.request_id)
             actions.append(self._grant(pool, entry, replica, now))
@@ -503,8 +520,9 @@ class Admission:
             replica = GatewayReplica(spec, now)
         else:
             replica.become(spec)
-        for _ in range(spec.slots - replica.busy if spec.confirms else 0):
-            self._placeholder_lease(replica, now, changed_at=LONG_AGO)
+        if spec.confirms:
+            for _ in range(spec.slots - replica.busy):
+                self._placeholder_lease(replica, now, changed_at=LONG_AGO)
         return replica
 
     def _placeholder_lease(

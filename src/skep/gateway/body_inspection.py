@@ -1,7 +1,7 @@
-"""A look at bodies: which model a request wants, how its conversation begins, how many tokens an
-answer says it has.
+"""A look at the bodies of requests: which model one wants, how its conversation begins, whether it
+wants a stream.
 
-Reads; never changes a byte.
+It reads, and changes no byte but those of a model's name. Knows nothing of answers.
 
 Small bodies are decoded (unknown fields are skipped over, not built). Of large ones only the
 beginning and the end are read, where these suffice: decoding 100 KB would cost more than the rest
@@ -23,8 +23,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable
-from functools import partial
 from itertools import islice
 from typing import Annotated, TypeVar
 
@@ -268,27 +266,23 @@ def _inspect_ends(body: bytes, *, conversation: bool, session: bool) -> BodySumm
     if is_long and not body[start : start + _HEAD_BYTES].lstrip().startswith(b"{"):
         raise NotAnObject("it does not begin with a brace")
     head = _HEAD.match(body, start, start + _HEAD_BYTES)
+    digest = None
     if head is not None and conversation:
         digest = _digest_of_head(body, head, guess=is_long)
-    else:
-        digest = None
-    if not is_long and (head is None or (conversation and digest is None)):
+    lacks_digest = head is None or (conversation and digest is None)
+    if lacks_digest and not is_long:
         return None
-    name_match = (
-        _BEGINNING.match(body, start, head.end()) if head is not None else None
-    ) or _own_model(body)
-    if name_match is not None:
-        name = _decoded(_texts, name_match["name"])
-    else:
-        name = None
-    named = _session_of_ends(body) if session else None
+    name_match = None
+    if head is not None:
+        name_match = _BEGINNING.match(body, start, head.end())
+    name_match = name_match or _own_model(body)
+    name = _decoded(_texts, name_match["name"]) if name_match is not None else None
+    session_name = _session_of_ends(body) if session else None
     if name_match is None or name is None:
-        if is_long:
-            return BodySummary(None, digest, session=named)
-        return None
+        return BodySummary(None, digest, session=session_name) if is_long else None
     if len(name) > LONGEST_NAME:
         raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
-    return BodySummary(name, digest, name_match.span("name"), named)
+    return BodySummary(name, digest, name_match.span("name"), session_name)
 
 
 def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:
@@ -423,177 +417,3 @@ def fingerprint_of(body: bytes) -> int:
     length.
     """
     return zlib.crc32(body[-_FINGERPRINT_BYTES:], len(body))
-
-
-# How many tokens an answer says it has: OpenAI's and Anthropic's usage, llama.cpp's timings and
-# Ollama's counts. What nobody says stays None: chunks are never counted instead. Numbers that no
-# answer can have are taken for unsaid.
-
-MOST_TOKENS = 10**9  # of one answer; also keeps what is stored and counted within 64 bits
-_WHOLE_BYTES = 16_384  # answers up to this size are decoded whole
-_ENDING_BYTES = 1 << 20  # of an answer's end that are looked at
-# from a stream's end: those that are looked at, those decoded
-_LINES = 128
-_DECODED = 6
-_TELLS = re.compile(rb'"timings"|"usage"\s*+:(?!\s*+null)')
-_COUNTS = (b'"usage"', b'"timings"', b'"prompt_eval_count"', b'"eval_count"')
-
-
-class Tokens(msgspec.Struct, frozen=True):
-    prompt: int | None = None
-    cached: int | None = None
-    output: int | None = None
-    reasoning: int | None = None  # of the output
-
-
-UNKNOWN = Tokens()
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-
-class _Timings(msgspec.Struct):
-    prompt_n: int | None = None
-    cache_n: int | None = None
-    predicted_n: int | None = None
-
-
-class _Inner(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-class _UsageReport(msgspec.Struct):
-    usage: _Usage | None = None
-    timings: _Timings | None = None
-    response: _Inner | str | None = (
-        None  # the Responses API's last event; Ollama's `response` is a text
-    )
-    message: _Inner | str | None = None  # Anthropic's first event
-    prompt_eval_count: int | None = None
-    eval_count: int | None = None
-
-
-_reported = partial(_decoded, msgspec.json.Decoder(_UsageReport))
-
-
-def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
-    """From an answer's first piece and its last ones (all of them, where it was short)."""
-    text = b"".join(last)[-_ENDING_BYTES:]
-    if streamed:
-        return _of_stream(first, text)
-    if len(text) <= _WHOLE_BYTES:
-        report = _reported(text) or _ending(text)
-    else:
-        report = _ending(text) or _reported(text)
-    if report is not None:
-        return _tokens(report)
-    return UNKNOWN
-
-
-def _of_stream(first: bytes, text: bytes) -> Tokens:
-    """What comes last counts: usage may be told all along."""
-    tokens = UNKNOWN
-    tries = 0
-    for line in reversed(text.rsplit(b"\n", _LINES)):
-        if tries < _DECODED and _TELLS.search(line):
-            tries += 1
-            tokens = _filled(tokens, _reported(line.removeprefix(b"data:")))
-            if tokens.output is not None and tokens.prompt is not None:
-                return tokens
-    if tokens.prompt is None and b"message_start" in first:
-        line = next((line for line in first.split(b"\n") if line.startswith(b"data:")), b"")
-        tokens = _filled(tokens, _reported(line[5:]))
-    return tokens
-
-
-def _ending(text: bytes) -> _UsageReport | None:
-    """The document's own counts from its end: JSON with a brace before it exactly if they are not
-    inside another.
-    """
-    for word in _COUNTS:
-        at = text.rfind(word)
-        report = _reported(b"{" + text[at:]) if at >= 0 else None
-        if report is not None:
-            return report
-    return None
-
-
-def _filled(tokens: Tokens, report: _UsageReport | None) -> Tokens:
-    if report is None:
-        return tokens
-    reported = _tokens(report)
-    output = tokens.output if tokens.output is not None else reported.output
-    source = tokens if tokens.prompt is not None else reported
-    return Tokens(source.prompt, source.cached, output, tokens.reasoning or reported.reasoning)
-
-
-def _tokens(report: _UsageReport) -> Tokens:
-    usage = report.usage
-    timings = report.timings
-    begun = False
-    if usage is None and isinstance(report.response, _Inner):
-        usage = report.response.usage
-    if usage is None and isinstance(report.message, _Inner):
-        # Anthropic's first event: its output has only begun
-        usage = report.message.usage
-        begun = True
-    if usage is None and timings is None:
-        return Tokens(_sum(report.prompt_eval_count), None, _sum(report.eval_count))
-    cached = timings.cache_n if timings is not None else None
-    if usage is None:
-        assert timings is not None
-        # `prompt_n` are the tokens that were computed. Without the number of cached ones the
-        # prompt's is unknown.
-        if cached is not None:
-            prompt = _sum(timings.prompt_n, cached)
-        else:
-            prompt = None
-        return Tokens(prompt, _sum(cached), _sum(timings.predicted_n))
-    if usage.completion_tokens is not None:
-        output: int | None = usage.completion_tokens
-    else:
-        output = usage.output_tokens
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    if details is not None:
-        cached = details.cached_tokens
-    if usage.prompt_tokens is not None:
-        prompt = _sum(usage.prompt_tokens)
-    else:  # Anthropic counts what was read from or written to the cache apart
-        if usage.cache_read_input_tokens is not None:
-            cached = usage.cache_read_input_tokens
-        prompt = _sum(
-            usage.input_tokens,
-            usage.cache_read_input_tokens or 0,
-            usage.cache_creation_input_tokens or 0,
-        )
-    of_output = usage.completion_tokens_details or usage.output_tokens_details
-    if of_output is not None:
-        reasoning = _sum(of_output.reasoning_tokens)
-    else:
-        reasoning = None
-    return Tokens(prompt, _sum(cached), None if begun else _sum(output), reasoning)
-
-
-def _sum(*counts: int | None) -> int | None:
-    """None where one of them is unknown, or not a number of tokens."""
-    total = 0
-    for count in counts:
-        if count is None or not 0 <= count <= MOST_TOKENS:
-            return None
-        total += count
-    return total

@@ -13,7 +13,8 @@ from typing import Protocol
 from skep.config.gateway_messages import ReplicaSpec, Timeouts
 from skep.gateway.admission import Admission
 from skep.gateway.admission_messages import Action, Event, Forward, Reject
-from skep.gateway.body_inspection import UNKNOWN, Tokens, tokens_of, wants_stream
+from skep.gateway.answer_tokens import UNKNOWN, Tokens, tokens_of
+from skep.gateway.body_inspection import wants_stream
 from skep.gateway.context_errors import CODE as CONTEXT_EXCEEDED
 from skep.gateway.context_errors import STATUS as CONTEXT_STATUS
 from skep.gateway.context_errors import STATUSES as CONTEXT_STATUSES

@@ -345,56 +345,75 @@ class ModelPool:
                 if len(only.leases) < only.slots and only.usable(now):
                     return only
                 return None
-        least_loaded = self._least(entry, now)
+        least_loaded = self._least_loaded(entry, now)
         if least_loaded is None or len(self.replicas) == 1:
             return least_loaded
-        if entry.avoid is not None:
-            avoided = self._by_name.get(entry.avoid)
-        else:
-            avoided = None
+        avoided = self._by_name.get(entry.avoid) if entry.avoid is not None else None
         if avoided is not None:
-            alternative = self._least(entry, now, avoided)
+            alternative = self._least_loaded(entry, now, avoided)
             if alternative is not None:
                 least_loaded = alternative
             elif now < entry.avoid_until and self.others(avoided, now):
                 return None
             else:
                 avoided = None
-        conversation = entry.conversation
-        session = entry.session
-        if conversation is None:
+        if entry.conversation is None:
             return least_loaded
+        preferred = self._preferred(entry, entry.conversation, least_loaded, homes, now)
+        if preferred is None:
+            return least_loaded
+        if preferred is avoided or not self._has_slot(preferred, entry):
+            preferred = least_loaded
+        self._remember(entry, entry.conversation, preferred, homes)
+        return preferred
+
+    def _preferred(
+        self,
+        entry: Arrival,
+        conversation: int,
+        least_loaded: GatewayReplica,
+        homes: ConversationAffinity,
+        now: float,
+    ) -> GatewayReplica | None:
+        """Return where the request's conversation should go on, whether or not a slot is free
+        there; None: only one replica is alive, and there is nothing to choose.
+        """
+        session = entry.session
         home = self._by_name.get(homes.of(conversation) or "")
         holds_prefix = home is not None and (
             session is not None or entry.prompt_bytes >= LONG_PROMPT_BYTES
         )
-        if (
-            home is None and session is not None
-        ):  # a sub-agent, or a conversation that was compacted
+        if home is None and session is not None:
+            # A sub-agent, or a conversation that was compacted.
             home = self._by_name.get(homes.of(session) or "")
         if home is not None and home.usable(now):
             excess_load = home.busy / home.slots - least_loaded.busy / least_loaded.slots
-            stays = (
-                holds_prefix
-                or home is least_loaded
-                or excess_load <= max(CLEARLY_BUSIER, 1 / home.slots)
-            )
-        else:
-            alive = self.alive(now)
-            if len(alive) == 1:
-                return least_loaded
-            home = rendezvous(conversation, alive)
-            stays = load(home) == load(least_loaded)
-        if stays and home is not avoided and self._has_slot(home, entry):
-            chosen = home
-        else:
-            chosen = least_loaded
-        homes.remember(conversation, chosen.name)
-        if session is not None and self._by_name.get(homes.of(session) or "") is None:
-            homes.remember(session, chosen.name)
-        return chosen
+            is_clearly_busier = excess_load > max(CLEARLY_BUSIER, 1 / home.slots)
+            if holds_prefix or home is least_loaded or not is_clearly_busier:
+                return home
+            return least_loaded
+        alive = self.alive(now)
+        if len(alive) == 1:
+            return None
+        winner = rendezvous(conversation, alive)
+        if load(winner) == load(least_loaded):
+            return winner
+        return least_loaded
 
-    def _least(
+    def _remember(
+        self,
+        entry: Arrival,
+        conversation: int,
+        replica: GatewayReplica,
+        homes: ConversationAffinity,
+    ) -> None:
+        """Note where a conversation goes on, and its session if that lives nowhere yet."""
+        homes.remember(conversation, replica.name)
+        session = entry.session
+        if session is not None and self._by_name.get(homes.of(session) or "") is None:
+            homes.remember(session, replica.name)
+
+    def _least_loaded(
         self, entry: Arrival, now: float, avoided: GatewayReplica | None = None
     ) -> GatewayReplica | None:
         """Return the open replica with the smallest share of busy slots, then prompts under way,

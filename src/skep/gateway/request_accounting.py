@@ -20,9 +20,8 @@ NO_REPLICA = ""  # the replica of a request that reached none
 NORMAL = Priority.NORMAL.label
 UNKNOWN_MODEL = "unknown"  # in metrics: names that clients made up are no labels
 UNSETTLED = 500  # exchanges put aside at most
-UNIDENTIFIED = frozenset(
-    ("invalid_api_key", "origin_refused", "host_refused")
-)  # what those are told who may not call
+# What those are told who may not call.
+UNIDENTIFIED = frozenset(("invalid_api_key", "origin_refused", "host_refused"))
 
 SECONDS = (
     0.005,
@@ -120,7 +119,7 @@ class Metrics:
 
 
 class RequestAccounting:
-    """`knows` tells whether a model's name is served here."""
+    """`keep` gets the rows; `knows` tells whether a model of that name is served here."""
 
     def __init__(
         self, metrics: Metrics, keep: Callable[[Row], None], knows: Callable[[str], bool]
@@ -138,9 +137,8 @@ class RequestAccounting:
             self.settle()
 
     def settle(self, limit: int | None = None) -> bool:
-        """Account for requests that have ended, for so many at `most`.
-
-        Return whether there are more.
+        """Account for requests that have ended, at most `limit` of them, and return whether there
+        are more.
         """
         unsettled = self._unsettled[:limit]
         self._unsettled = self._unsettled[limit:] if limit else []
@@ -152,27 +150,14 @@ class RequestAccounting:
 
     def refused(self, request_id: str, request: ServerRequest, status: int, code: str) -> None:
         """Account for a request that came no further than the border."""
-        row = (
+        row = unserved_row(
             request_id,
-            time.time(),
-            request.path,
-            None,
+            request,
             NORMAL,
-            None,
-            None,
-            0,
-            "refused",
-            status,
-            code,
-            False,
-            None,
-            None,
-            0.0,
-            None,
-            None,
-            None,
-            len(request.body),
-            0,
+            arrived_at=time.time(),
+            outcome="refused",
+            status=status,
+            code=code,
         )
         self.account(row, time.monotonic(), 0, leased=False)
 
@@ -184,86 +169,113 @@ class RequestAccounting:
         """
         now = time.monotonic()
         total_s = now - arrived_at
-        row = (
+        row = unserved_row(
             request_id,
-            time.time() - total_s,
-            request.path,
-            None,
+            request,
             priority,
-            None,
-            None,
-            0,
-            "hung_up",
-            None,
-            None,
-            False,
-            None,
-            None,
-            total_s,
-            None,
-            None,
-            None,
-            len(request.body),
-            0,
+            arrived_at=time.time() - total_s,
+            outcome="hung_up",
+            ended_s=total_s,
         )
         self.account(row, now, 0, leased=False)
 
     def account(self, row: Row, now: float, events: int, leased: bool) -> None:
-        """Count a request that ended `now` and keep its row.
+        """Count a request that ended `now`, and keep its row.
 
-        Strangers' are only counted: rows would fill the disk.
+        Requests of strangers are only counted: their rows would fill the disk.
         """
         (
-            _,
-            _,
-            _,
+            _id,
+            _arrived_at,
+            _path,
             model,
-            label,
-            _,
+            priority,
+            _flow,
             replica,
-            _,
+            _attempts,
             outcome,
             status,
             code,
-            streamed,
+            _streamed,
             queued_s,
-            first_s,
-            total_s,
-            prompt,
-            cached,
-            output,
-            _,
-            _,
+            first_byte_s,
+            ended_s,
+            *_tokens_and_bytes,
         ) = row
-        if replica is not None:
+        if replica is not None and model is not None:
             self.last_ended[model] = now
         elif model is None or not self._knows(model):
             model = UNKNOWN_MODEL
-        labels = (model, label, replica or NO_REPLICA)
+        labels = (model, priority, replica or NO_REPLICA)
         metrics = self.metrics
         metrics.requests.add((*labels, outcome or "", str(status or ""), code or ""))
         if queued_s is not None:
             metrics.queue_wait.observe(labels[:2], queued_s)
-            metrics.duration.observe(labels, total_s)
-        if first_s is not None:
-            metrics.ttft.observe(labels, first_s)
-        if first_s is not None and leased:
-            if prompt is not None:
-                metrics.prompt_tokens.add(labels, prompt)
-            elif output is None and outcome == "answered" and status == 200:
-                metrics.unknown_tokens.add(labels)
-            if output is None:
-                metrics.counted_tokens.add(labels, events)
-            else:
-                metrics.output_tokens.add(labels, output)
-                if streamed and replica is not None:
-                    self.tokens_per_event[replica].take(events, output)
-                if cached is not None:
-                    metrics.cached_tokens.add(labels, cached)
-                if streamed and output > 1 and total_s > first_s:
-                    metrics.token_rate.observe(labels, (output - 1) / (total_s - first_s))
+            metrics.duration.observe(labels, ended_s)
+        if first_byte_s is not None:
+            metrics.ttft.observe(labels, first_byte_s)
+            if leased:
+                self._count_tokens(labels, row, events, ended_s - first_byte_s)
         if code not in UNIDENTIFIED:
             self._keep(row)
+
+    def _count_tokens(
+        self, labels: tuple[str, str, str], row: Row, events: int, answering_s: float
+    ) -> None:
+        """Count the tokens of an answer, which took `answering_s` after its first byte."""
+        outcome, status, _code, streamed = row[8:12]
+        prompt, cached, output = row[15:18]
+        metrics = self.metrics
+        if prompt is not None:
+            metrics.prompt_tokens.add(labels, prompt)
+        elif output is None and outcome == "answered" and status == 200:
+            metrics.unknown_tokens.add(labels)
+        if output is None:
+            metrics.counted_tokens.add(labels, events)
+            return
+        metrics.output_tokens.add(labels, output)
+        replica = labels[2]
+        if streamed and replica != NO_REPLICA:
+            self.tokens_per_event[replica].take(events, output)
+        if cached is not None:
+            metrics.cached_tokens.add(labels, cached)
+        if streamed and output > 1 and answering_s > 0:
+            metrics.token_rate.observe(labels, (output - 1) / answering_s)
+
+
+def unserved_row(
+    request_id: str,
+    request: ServerRequest,
+    priority: str,
+    *,
+    arrived_at: float,
+    outcome: str,
+    status: int | None = None,
+    code: str | None = None,
+    ended_s: float = 0.0,
+) -> Row:
+    """Return the row of a request that no replica had, and whose model nobody looked up."""
+    no_tokens = (None, None, None)
+    return (
+        request_id,
+        arrived_at,
+        request.path,
+        None,
+        priority,
+        None,
+        None,
+        0,
+        outcome,
+        status,
+        code,
+        False,
+        None,
+        None,
+        ended_s,
+        *no_tokens,
+        len(request.body),
+        0,
+    )
 
 
 def row_of(exchange: Exchange, now: float, wall: float) -> Row:

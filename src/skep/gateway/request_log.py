@@ -14,14 +14,37 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 from skep.errors import SkepError
 from skep.files import RotatingLog
 from skep.store.database import GATEWAY_COLUMNS, Store, is_about_a_row, is_busy, open_store
 from skep.units import MIB
 
-Row = tuple[Any, ...]  # in the order of `records.GatewayRequest`
+# The fields of `records.GatewayRequest`, in its order. A plain tuple, as a NamedTuple takes three
+# times as long to make.
+Row = tuple[
+    str,  # id
+    float,  # arrived_at
+    str,  # path
+    str | None,  # model
+    str,  # priority
+    str | None,  # flow
+    str | None,  # replica
+    int,  # attempts
+    str | None,  # outcome
+    int | None,  # status
+    str | None,  # code
+    bool,  # streamed
+    float | None,  # queued_s
+    float | None,  # first_byte_s
+    float,  # ended_s
+    int | None,  # prompt_tokens
+    int | None,  # cached_tokens
+    int | None,  # output_tokens
+    int,  # request_bytes
+    int,  # response_bytes
+]
 
 MAX_PENDING = 20_000
 RETRY_S = 30.0
@@ -70,8 +93,8 @@ class RequestLog:
         )
 
     def add(self, values: Row) -> None:
-        """The fields of a `GatewayRequest` as a tuple: making the record here would cost thirty
-        times as much.
+        """Take a row. It is a tuple, as making a `GatewayRequest` here would cost thirty times as
+        much.
         """
         if len(self._pending) < self.max_pending:
             self._pending.append(values)
@@ -83,9 +106,9 @@ class RequestLog:
         return self
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Write what is pending.
+        """Write what is pending, and return whether that is done.
 
-        False: that took too long, and the rest is lost if the process ends now.
+        If not, it took too long, and the rest is lost if the process ends now.
         """
         self._stopping.set()
         if self._thread.ident is None:
@@ -95,9 +118,9 @@ class RequestLog:
         return not self._thread.is_alive()
 
     def write(self, batch: list[Row], now: float) -> None:
-        """To the log and the store. Called by the log's own thread."""
-        lines = list[str]()
-        rows = list[Row]()
+        """Write rows to the log and the store. Called by the log's own thread."""
+        lines: list[str] = []
+        rows: list[Row] = []
         try:
             for number, values in enumerate(batch):
                 if number % SLICE_ROWS == 0:
@@ -151,13 +174,13 @@ class RequestLog:
             self._say_failed("dropped", why, what_next)
 
     def _pause(self) -> None:
-        """Rows come half a second at a time; written at one go they would hold up the loop for
-        that long together.
+        """Give the event loop its turn: rows come half a second at a time, and written at one go
+        they would hold it up for all of their time.
         """
         self._stopping.wait(PAUSE_S_BEHIND if self._behind else PAUSE_S)
 
     def _say_failed(self, kind: str, why: str, what_next: str) -> None:
-        """Once for each kind, until the store is well again."""
+        """Report a failure: once for each kind, until the store is well again."""
         if kind not in self._reported_failures:
             self._reported_failures.add(kind)
             self._say("journal.failed", why=why, next=what_next)
@@ -168,9 +191,8 @@ class RequestLog:
         )
 
     def _write_stream(self, text: str) -> None:
-        with suppress(
-            Exception
-        ):  # a full disk, a closed stream, whatever: there is nowhere to say it
+        # A full disk, a closed stream, whatever: there is nowhere to report it.
+        with suppress(Exception):
             if text:
                 self.stream.write(text)
                 self.stream.flush()
@@ -211,7 +233,7 @@ class RequestLog:
             self._say("journal.resumed", unwritten=str(self.unwritten))
 
     def _append(self, store: Store, rows: list[Row]) -> None:
-        """One row that does not fit costs itself only."""
+        """Store rows. A row that does not fit is lost alone."""
         try:
             store.append_gateway_values(rows)
         except (SkepError, OverflowError) as error:
@@ -256,7 +278,9 @@ class RequestLog:
 
 
 def shortened(values: Row) -> Row:
-    """No client fills the disk with a name a megabyte long."""
+    """Return the row with its texts cut off where they are too long: no client fills the disk
+    with a name of a megabyte.
+    """
     _, _, path, model, _, flow, *_ = values
     if (
         len(path) <= MAX_TEXT
@@ -264,19 +288,20 @@ def shortened(values: Row) -> Row:
         and (flow is None or len(flow) <= MAX_TEXT)
     ):
         return values
-    return tuple(
+    short = (
         f"{v[: MAX_TEXT - 1]}…" if isinstance(v, str) and len(v) > MAX_TEXT else v for v in values
     )
+    return cast("Row", tuple(short))
 
 
 def request_line(values: Row) -> str:
-    """`request.done id=… at=… …`: what is None is left out; raises for values that no field can
-    have.
+    """Return `request.done id=… at=… …`, without what is None. Raises for values that no field
+    can have.
     """
     (
         request_id,
         at,
-        *what,
+        *description,
         queued_s,
         first_byte_s,
         ended_s,
@@ -289,7 +314,7 @@ def request_line(values: Row) -> str:
     second = int(at)
     return (
         f"request.done id={quoted(request_id)} "
-        f"at={_stamp(second)}.{int((at - second) * 1000):03d}Z{_what(*what)}"
+        f"at={_stamp(second)}.{int((at - second) * 1000):03d}Z{_describe(*description)}"
         f"{'' if queued_s is None else f' queued_s={queued_s:.3f}'}"
         f"{'' if first_byte_s is None else f' first_byte_s={first_byte_s:.3f}'}"
         f" ended_s={ended_s:.3f}"
@@ -301,8 +326,8 @@ def request_line(values: Row) -> str:
 
 
 def quoted(text: str) -> str:
-    """As it is if it is plain; else as a JSON string in ASCII, so that no name can end a line or
-    forge a field.
+    """Return a plain text as it is, and any other as a JSON string in ASCII, so that no name can
+    end a line or forge a field.
     """
     if _PLAIN.fullmatch(text):
         return text
@@ -310,9 +335,9 @@ def quoted(text: str) -> str:
 
 
 @lru_cache(maxsize=2048)
-def _what(*values: Any) -> str:
-    """From `path` to `streamed`; kept, for the same clients ask the same models again and
-    again.
+def _describe(*values: Any) -> str:
+    """Return the fields from `path` to `streamed`. Cached, as the same clients ask the same models
+    again and again.
     """
     named_values = zip(GATEWAY_COLUMNS[2:12], values, strict=True)
     fields = (

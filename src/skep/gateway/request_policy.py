@@ -45,7 +45,7 @@ AMBIGUOUS_NAMES = "`.` and `..` as parts, `//`, `;`, backslashes and their %-for
 class RequestPlan:
     """Everything about a request but its body.
 
-    `rules` is the policy it was made under: another one, another plan.
+    `rules` is the policy under which the plan was made: when that changes, the plan is stale.
     """
 
     rules: object
@@ -73,26 +73,17 @@ class RequestPlan:
 def make_plan(
     rules: object, request: ServerRequest, headers: SortedHeaders, key: KeySpec | None, flow: str
 ) -> RequestPlan:
-    """`flow`: the key's own, where several keys share fairly. Raises RequestRefused."""
+    """Return the plan of a request. Raises RequestRefused.
+
+    `flow`: the key's own, where several keys share fairly.
+    """
     method = request.method
     path = request.path
-    if AMBIGUOUS.search(path):
-        message = f"the path {path} is ambiguous; write it without {AMBIGUOUS_NAMES}"
-        raise RequestRefused("bad_request", message)
-    plain = unquote(path).lower()  # however it is written: `/%73lots` is `/slots`
-    if plain.startswith(ADMIN) or (plain.startswith("/props") and method not in (b"GET", b"HEAD")):
-        raise owners_path(path)
+    require_path(method, path)
     skep_headers = {
         name: value.decode("utf-8", "replace") for name, value in headers.skep_headers.items()
     }
-    try:
-        priority = PRIORITIES[class_for(key, skep_headers.get(b"priority"))]
-        if b"max-wait" in skep_headers:
-            max_wait_s = parse_seconds(skep_headers[b"max-wait"][:40], key="x-skep-max-wait")
-        else:
-            max_wait_s = None
-    except (ValueError, UserError) as error:
-        raise RequestRefused("bad_request", str(error)) from None
+    priority, max_wait_s = _priority_and_wait(key, skep_headers)
     if headers.encoding not in (b"", b"identity"):
         encoding = headers.encoding[:40].decode("latin-1")
         raise RequestRefused(
@@ -125,6 +116,32 @@ def make_plan(
     )
 
 
+def require_path(method: bytes, path: str) -> None:
+    """Raise RequestRefused for a path that engines may read in several ways, and for one that only
+    the owner of an engine may ask for.
+    """
+    if AMBIGUOUS.search(path):
+        message = f"the path {path} is ambiguous; write it without {AMBIGUOUS_NAMES}"
+        raise RequestRefused("bad_request", message)
+    plain = unquote(path).lower()  # however it is written: `/%73lots` is `/slots`
+    changes_props = plain.startswith("/props") and method not in (b"GET", b"HEAD")
+    if changes_props or plain.startswith(ADMIN):
+        raise owners_path(path)
+
+
+def _priority_and_wait(
+    key: KeySpec | None, skep_headers: dict[bytes, str]
+) -> tuple[Priority, float | None]:
+    """Return the class of a request, and how long it waits at most, where its client says so."""
+    try:
+        priority = PRIORITIES[class_for(key, skep_headers.get(b"priority"))]
+        if b"max-wait" not in skep_headers:
+            return priority, None
+        return priority, parse_seconds(skep_headers[b"max-wait"][:40], key="x-skep-max-wait")
+    except (ValueError, UserError) as error:
+        raise RequestRefused("bad_request", str(error)) from None
+
+
 def flow_without_key(session: int | None, key: KeySpec | None) -> str:
     """Return whose turn a request takes where no keys share: its session's, else that of the only
     key.
@@ -145,11 +162,10 @@ def patience_of(user_agent: bytes) -> ClientTimeLimit:
     name = user_agent[:40].decode("latin-1")
     for entry in _POLICY["patience"]:
         client = entry["client"]
-        seconds = entry["seconds"]
-        if not name.startswith(client):
-            continue
-        first = entry.get("heeds_comments_from", "")
-        return ClientTimeLimit(seconds, version_of(name.removeprefix(client)) >= version_of(first))
+        if name.startswith(client):
+            version = version_of(name.removeprefix(client))
+            first_version = version_of(entry.get("heeds_comments_from", ""))
+            return ClientTimeLimit(entry["seconds"], heeds_comments=version >= first_version)
     return ClientTimeLimit(None, heeds_comments=True)
 
 
@@ -162,7 +178,7 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:
-    """Of a request that the gateway makes by itself, for a batch.
+    """Return the plan of a request that the gateway makes by itself, for a batch.
 
     `key`: the one whose requests it counts among.
     """
@@ -177,7 +193,7 @@ _HARMLESS = frozenset((b"close", b"keep-alive"))  # what `Connection` nearly alw
 
 
 def is_preflight(request: ServerRequest) -> bool:
-    """A browser asks whether a page may call."""
+    """Return whether a browser asks if a page may call."""
     return (
         request.method == b"OPTIONS" and request.get(b"access-control-request-method") is not None
     )
@@ -204,18 +220,17 @@ class SortedHeaders:
 
 
 def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
-    """`hide_keys`: the keys are the gateway's and stay here. Otherwise they are the replica's and
-    go on.
+    """Return the headers as a request plan needs them.
+
+    `hide_keys`: the keys are the gateway's and stay here. Otherwise they are the replica's and go
+    on.
 
     Names are lower case, values without CR, LF and NUL: the server sees to that. What a
     `Connection` names is still read here, it only does not go on: a client must not talk its way
     past the check of its origin."""
     lines: list[bytes] = []
     sorted_headers = SortedHeaders()
-    named: frozenset[bytes] = frozenset()
-    for name, value in headers:
-        if name == b"connection" and value.lower() not in _HARMLESS:
-            named |= {token.strip().lower() for token in value.split(b",")}
+    hop_by_hop = _named_by_connection(headers)
     for name, value in headers:
         if name in _REWRITTEN:
             continue
@@ -235,7 +250,16 @@ def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
         elif name == b"origin":
             sorted_headers.origin = value
             continue  # the gateway has decided; engines answer an origin with leave of their own
-        if name not in named:
+        if name not in hop_by_hop:
             lines.append(b"%b: %b\r\n" % (name, value))
     sorted_headers.lines = b"".join(lines)
     return sorted_headers
+
+
+def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+    """Return the headers that a `Connection` names: they go no further than this hop."""
+    names: frozenset[bytes] = frozenset()
+    for name, value in headers:
+        if name == b"connection" and value.lower() not in _HARMLESS:
+            names |= {token.strip().lower() for token in value.split(b",")}
+    return names

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
+from skep.gateway.answer_tokens import tokens_of
 from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
-from skep.gateway.body_inspection import tokens_of
 from skep.units import MIB
 from skep.wire.openai import FULL_OR_AWAY, REFUSALS, json_object
 
