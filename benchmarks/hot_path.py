@@ -23,7 +23,8 @@ import uvloop
 
 from skep.config.gateway_messages import GatewaySetup, ReplicaSpec
 from skep.gateway.admission import Admission
-from skep.gateway.proxy import COLLECTED_AFTER, Proxy
+from skep.gateway.main import COLLECTED_AFTER
+from skep.gateway.proxy import Proxy
 from skep.gateway.request_accounting import Metrics, RequestAccounting
 from skep.wire.client_connection import ClientConnection
 from skep.wire.server import HttpServer

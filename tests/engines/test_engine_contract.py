@@ -17,7 +17,7 @@ from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named, key_headers
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
-from skep.gateway.proxy import count_busy, count_running
+from skep.gateway.health_loop import count_busy, count_running
 from skep.host.processes import descendants
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica

@@ -10,7 +10,7 @@ from gateway_client import MODEL, body, call, open_post, post, read_until, told
 from recorded_server import recorded
 from skep.config.load import make_upstream
 from skep.engines.base import Launch
-from skep.gateway.proxy import count_running
+from skep.gateway.health_loop import count_running
 from skep.supervisor.remote_replica import probe_upstream
 from skep.testing.process import FakeEngine
 

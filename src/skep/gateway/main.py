@@ -33,8 +33,9 @@ from skep.config import gateway_messages as messages
 from skep.gateway.admission import Admission
 from skep.gateway.batch.routes import BATCH_ROUTES
 from skep.gateway.error_format import JSON, RequestRefused
+from skep.gateway.health_loop import HealthLoop
 from skep.gateway.model_list import anthropic_document, model_document, model_list
-from skep.gateway.proxy import COLLECTED_AFTER, HealthLoop, Proxy, Route
+from skep.gateway.proxy import Proxy, Route
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_accounting import Metrics, RequestAccounting
 from skep.gateway.request_log import RequestLog
@@ -49,28 +50,28 @@ if TYPE_CHECKING:
 
 
 def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> str:
-    """What is served at this address, and how to call it.
+    """Return a page that says what is served at this address, and how to call it.
 
-    `models` as `model_document` tells them.
+    `models` as `model_document` returns them.
     """
     from html import escape
     from string import Template
 
     rows = ""
     for model in models:
-        cells = (
-            model["id"],
-            *(model["skep"].get(name, "?") for name in ("slots", "context", "engine")),
-        )
-        rows += f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
+        facts = (model["skep"].get(name, "?") for name in ("slots", "context", "engine"))
+        cells = "".join(f"<td>{escape(str(fact))}</td>" for fact in (model["id"], *facts))
+        rows += f"<tr>{cells}</tr>"
     head = "<tr><th>model</th><th>slots</th><th>tokens of context</th><th>engine</th></tr>"
+    if guarded:
+        served = "It requires an API key."
+    elif rows:
+        served = "It serves:"
+    else:
+        served = "It serves no model now."
     page = Template(Path(__file__).with_name("landing.html").read_text(encoding="utf-8"))
     return page.substitute(
-        served="It requires an API key."
-        if guarded
-        else "It serves:"
-        if rows
-        else "It serves no model now.",
+        served=served,
         models=f"<table>{head}{rows}</table>" if rows else "",
         url=escape(url),
         model=escape(models[0]["id"] if models else "MODEL"),
@@ -91,8 +92,8 @@ def status_of(
     busy = Counter[str]()
     for replica in admission.replicas():
         busy[replica.name] += replica.busy
-    # About: of answers that ended their own number. Of all others as many tokens for each event
-    # that has passed as the answers of that replica had that ended.
+    # An estimate: answers that ended count with their own tokens, all others with as many for each
+    # event that has passed as the ended answers of the same replica had.
     events = defaultdict[str, float](float, metrics.counted_tokens.by("replica"))
     for name, relayed_events in relayed.items():
         events[name] += relayed_events
@@ -128,15 +129,15 @@ def _figures(replica: GatewayReplica, now: float) -> messages.ReplicaFigures:
     active = replica.active
     busy = replica.busy
     return messages.ReplicaFigures(
-        spec.name,
-        spec.slots,
-        active,
-        busy - active,
-        replica.state(now),
-        spec.model,
-        spec.url,
-        spec.engine,
-        spec.simulated,
+        name=spec.name,
+        slots=spec.slots,
+        active=active,
+        releasing=busy - active,
+        state=replica.state(now),
+        model=spec.model,
+        url=spec.url,
+        engine=spec.engine,
+        simulated=spec.simulated,
     )
 
 
@@ -179,8 +180,11 @@ class Gateway:
     """One gateway: built from the supervisor's first message, told of changes by later ones."""
 
     def __init__(self, setup: messages.GatewaySetup) -> None:
-        store, log = (Path(one) if one else None for one in (setup.store, setup.log))
-        self.journal = RequestLog(store, sys.stderr, log_path=log)
+        self.journal = RequestLog(
+            Path(setup.store) if setup.store else None,
+            sys.stderr,
+            log_path=Path(setup.log) if setup.log else None,
+        )
         self.metrics = Metrics()
         admission = Admission(setup.limits)
         self.accounts = RequestAccounting(self.metrics, self.journal.add, admission.knows)
@@ -194,9 +198,8 @@ class Gateway:
         for place, answer in OWN_ROUTES.items():
             self.proxy.routes[place] = partial(answer, self)
         self._answering: set[asyncio.Task[None]] = set()
-        self.batches: BatchApi | None = (
-            None  # it is loaded with the first request for a file or a batch
-        )
+        # It is loaded with the first request for a file or a batch.
+        self.batches: BatchApi | None = None
         self._batch_run: asyncio.Task[None] | None = None
         self._batch_places = setup.batches
         self._leaving = False
@@ -232,15 +235,16 @@ class Gateway:
         self._batch_run = asyncio.create_task(self.batches.run())
 
     def _say(self, text: str) -> None:
-        """What is in the way of batches is found again every few seconds, and said once."""
+        """Write what is in the way of batches to the log: it is met every few seconds, and
+        written once.
+        """
         if text != self._last_message:
             self._last_message = text
-            print((f"batches: {text}"), file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+            print(f"batches: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
 
     def show_landing_page(self, request: ServerRequest) -> None:
-        """For a person with a browser: what is served, and how to call it.
-
-        Names no model to whoever showed no key.
+        """Show a person with a browser what is served, and how to call it: no model's name
+        without a key.
         """
         proxy = self.proxy
         host = (request.get(b"host") or b"localhost").decode("latin-1")
@@ -310,11 +314,12 @@ class Gateway:
         request.respond(200, [PROMETHEUS], self.metrics.text())
 
     async def _tell_engine_metrics(self, request: ServerRequest) -> None:
-        """Of the replicas of `?model=`, or of all. What an engine does not tell is left out."""
+        """Answer with the metrics of the replicas of `?model=`, or of all. What an engine does not
+        tell is left out.
+        """
         admission = self.proxy.admission
-        (model,) = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get(
-            "model", [""]
-        )[:1]
+        query = parse_qs(request.target.partition(b"?")[2].decode("latin-1"))
+        model = query.get("model", [""])[0]
         specs = [
             replica.spec
             for replica in admission.table()
@@ -358,20 +363,20 @@ class Gateway:
 
     @property
     def _busy(self) -> bool:
-        """An answer is under way."""
-        if self.workers is None:
-            relayed = self.server.active
-        else:
-            relayed = self.workers.active
-        return bool(relayed or self.proxy.exchanges or (self.batches and self.batches.runner.busy))
+        """Whether an answer is under way."""
+        relay = self.server if self.workers is None else self.workers
+        if relay.active or self.proxy.exchanges:
+            return True
+        return self.batches is not None and self.batches.runner.busy
 
     async def _follow(self, link: JsonPipe[messages.ToGateway]) -> None:
         """Carry out the supervisor's messages until it says `exit` or is gone."""
         async with asyncio.TaskGroup() as tasks:
             drains = []
-            while (message := await link.receive()) is not None and not isinstance(
-                message, messages.Exit
-            ):
+            while True:
+                message = await link.receive()
+                if message is None or isinstance(message, messages.Exit):
+                    break
                 if isinstance(message, messages.GatewaySetup | messages.ReplicaTable):
                     self._orders[type(message)] = message
                 if isinstance(message, messages.AskAlive):
@@ -400,8 +405,9 @@ class Gateway:
     async def _tell_status(self, link: JsonPipe[messages.ToGateway], number: int) -> None:
         await self._settle()
         events = Counter[str]()
-        for worker in self.workers.running if self.workers is not None else ():
-            events.update(worker.events)
+        if self.workers is not None:
+            for worker in self.workers.running:
+                events.update(worker.events)
         status = status_of(self.proxy, self.metrics, events, time.monotonic())
         if self.workers is not None:
             status = msgspec.structs.replace(
@@ -466,6 +472,10 @@ async def run_gateway(listen_fd: int, link_fd: int) -> None:
         gateway = Gateway(setup)
         collect_rarely()
         await gateway.serve(socket.socket(fileno=listen_fd), link)
+
+
+# Objects: requests leave no circles, and a look at all of those under way takes milliseconds.
+COLLECTED_AFTER = 10_000
 
 
 def collect_rarely() -> None:

@@ -1,22 +1,22 @@
 """What `/v1/models` tells of the models: in OpenAI's shape with what agents' clients read of it,
-or in Anthropic's.
-"""
+or in Anthropic's. Knows replicas as the supervisor describes them, and no requests."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from skep.config.gateway_messages import ReplicaSpec
 from skep.gateway.proxy import Proxy
 
+T = TypeVar("T")
 _SEVERITY = ("ok", "unknown", "warning")
 
 
 def model_document(proxy: Proxy, model: str, created: int = 0) -> dict[str, Any]:
     """`created`: when this gateway began, in unix time."""
-    specs = [replica.spec for replica in proxy.admission.table() if replica.spec.model == model]
+    specs = _specs_of(proxy, model)
     document: dict[str, Any] = {
         "id": model,
         "object": "model",
@@ -31,10 +31,15 @@ def model_document(proxy: Proxy, model: str, created: int = 0) -> dict[str, Any]
     modalities = modalities_of(specs)
     document["input_modalities"] = modalities
     document["architecture"] = {"input_modalities": modalities, "output_modalities": ["text"]}
-    if aliases := [alias for alias, meant in proxy.policy.aliases.items() if meant == model]:
+    aliases = [alias for alias, target in proxy.policy.aliases.items() if target == model]
+    if aliases:
         document["aliases"] = aliases
     document["skep"] = serving_document(proxy, model, specs, context)
     return document
+
+
+def _specs_of(proxy: Proxy, model: str) -> list[ReplicaSpec]:
+    return [replica.spec for replica in proxy.admission.table() if replica.spec.model == model]
 
 
 def serving_document(
@@ -49,17 +54,30 @@ def serving_document(
     }
     if context is not None:
         serving["context"] = context
-    if specs and specs[0].setup and all(spec.setup == specs[0].setup for spec in specs):
+    setup = _shared([spec.setup for spec in specs])
+    if setup and proxy.guarded:
+        serving["setup"] = without_folders(setup)
+    elif setup:
         # Without keys only this machine's own programs ask, and `skep calibrate` reads the
         # checkpoint's files.
-        serving["setup"] = without_folders(specs[0].setup) if proxy.guarded else specs[0].setup
-    if specs and specs[0].preset and all(spec.preset == specs[0].preset for spec in specs):
-        serving["preset"] = specs[0].preset
-    if checks := worst_checks(specs):
+        serving["setup"] = setup
+    preset = _shared([spec.preset for spec in specs])
+    if preset:
+        serving["preset"] = preset
+    checks = worst_checks(specs)
+    if checks:
         serving["checks"] = checks
-    if (state := proxy.unloaded.states.get(model)) is not None:
+    state = proxy.unloaded.states.get(model)
+    if state is not None:
         serving["state"] = state
     return serving
+
+
+def _shared(values: Sequence[T]) -> T | None:
+    """Return what all values are; None: they differ, or there are none."""
+    if values and all(value == values[0] for value in values):
+        return values[0]
+    return None
 
 
 def shared_context(specs: Iterable[ReplicaSpec]) -> int | None:
@@ -72,23 +90,24 @@ def shared_context(specs: Iterable[ReplicaSpec]) -> int | None:
 
 
 def modalities_of(specs: Iterable[ReplicaSpec]) -> list[str]:
-    """Return what all replicas read."""
-    read = [spec.modalities for spec in specs]
-    if read:
-        return [kind for kind in read[0] if all(kind in others for others in read)]
-    return ["text"]
+    """Return the kinds of input that all replicas read."""
+    modalities = [spec.modalities for spec in specs]
+    if not modalities:
+        return ["text"]
+    return [kind for kind in modalities[0] if all(kind in kinds for kinds in modalities)]
 
 
 def without_folders(setup: Mapping[str, Any]) -> dict[str, Any]:
-    """Return it with the names of files alone: clients are not told where they lie on this
+    """Return a setup with the names of files alone: clients are not told where these lie on this
     machine.
     """
-    return {
-        name: value.rstrip("/").rpartition("/")[2]
-        if isinstance(value, str) and value.startswith(("/", "~"))
-        else value
-        for name, value in setup.items()
-    }
+    return {name: _without_folder(value) for name, value in setup.items()}
+
+
+def _without_folder(value: object) -> object:
+    if isinstance(value, str) and value.startswith(("/", "~")):
+        return value.rstrip("/").rpartition("/")[2]
+    return value
 
 
 def worst_checks(specs: Iterable[ReplicaSpec]) -> dict[str, Any]:
@@ -110,9 +129,7 @@ def _severity(check: Mapping[str, Any]) -> int:
 
 
 def anthropic_document(proxy: Proxy, model: str, created: int) -> dict[str, Any]:
-    context = shared_context(
-        replica.spec for replica in proxy.admission.table() if replica.spec.model == model
-    )
+    context = shared_context(_specs_of(proxy, model))
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     document = {"type": "model", "id": model, "display_name": model, "created_at": created_at}
     if context is None:
@@ -121,7 +138,7 @@ def anthropic_document(proxy: Proxy, model: str, created: int) -> dict[str, Any]
 
 
 def model_list(proxy: Proxy, created: int, *, anthropic: bool) -> dict[str, Any]:
-    """Return all models. `anthropic`: for who sends `anthropic-version`."""
+    """Return all models. `anthropic`: for a client that sends `anthropic-version`."""
     models = proxy.admission.models
     if not anthropic:
         return {

@@ -1,26 +1,23 @@
 """The proxy: finds out what a request wants, asks admission, and carries out what it decides.
 
-Knows paths, keys and models. The way of one request is in `proxied_request`. `HealthLoop` is its
-clock: deadlines, health checks, and asking engines about slots in release."""
+Knows paths, keys and models. The way of one request is in `proxied_request`, the clock in
+`health_loop`."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import math
 import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
 
 import msgspec
 
-from skep.config.gateway_messages import GatewaySetup, HealthTimes, ReplicaSpec, UnloadedModel
+from skep.config.gateway_messages import GatewaySetup, ReplicaSpec, UnloadedModel
 from skep.config.keys import KeyRing, KeySpec, digest_of, given_keys
 from skep.gateway.admission import Admission
 from skep.gateway.admission_messages import Action, Arrival, Forward, Reject, RejectCode
@@ -51,10 +48,8 @@ from skep.gateway.request_policy import (
 )
 from skep.gateway.session_names import conversation_in, session_flow
 from skep.gateway.unloaded_models import UnloadedModels
-from skep.wire.client import Pool, WireFailure, fetch
-from skep.wire.engine_state import fetch_state
+from skep.wire.client import Pool
 from skep.wire.heads import Headers, parse_url
-from skep.wire.prometheus import count_busy, label_samples, parse_metrics
 from skep.wire.server_request import InvalidRequest, ServerRequest
 
 # requests without a slot that a replica gets at once: engines have few threads
@@ -68,9 +63,10 @@ PREFLIGHT = [
 EXPOSED = (b"access-control-expose-headers", b"retry-after, x-skep, x-skep-simulated")
 MOST_RENAMED = 64  # names that the log tells of
 _HEAR_S = 0.001  # one turn of the event loop, with what sockets have to say
+TICK_S = 0.25
+LOOKED_AFTER_AT_ONCE = 16  # requests, before others have their turn
 
 Route = Callable[[ServerRequest], None]
-T = TypeVar("T")
 
 
 class Proxy:
@@ -93,15 +89,13 @@ class Proxy:
         self._light: Counter[str] = Counter()  # requests without a slot, by replica URL
         self._prefix = secrets.token_hex(3)
         self._counter = 0
-        self._several = (
-            False  # replicas of a model: which one a conversation goes to is a question
-        )
+        # A model has several replicas: which of them a conversation goes to is a question.
+        self._several = False
         # Served by engines that skep started, or is to start.
         self._own_models: frozenset[str] = frozenset()
-        self._keys_of_ours = (
-            False  # replicas get keys of their own: clients' keys are not for them
-        )
-        self._rules = object()  # another one with every change that a plan depends on
+        # Replicas get keys of their own: clients' keys are not for them.
+        self._keys_of_ours = False
+        self._rules = object()  # replaced whenever settings change: cached plans become stale
         # Names that stand for the only model, of which the log has a line.
         self._renamed: set[str] = set()
         # For bodies that take long to look at, one after the other.
@@ -142,17 +136,16 @@ class Proxy:
             raise InvalidRequest(status, str(refusal), answer=(headers, body)) from None
 
     def submit_internal(self, request: ServerRequest, owner: str) -> Exchange | None:
-        """Return a request of a batch, with the rights of the key so named; "": of none.
+        """Submit a request of a batch, with the rights of the key so named; "": of none.
 
-        None: it was refused.
+        Return None where it was refused.
         """
         try:
             key = next((key for key in self.policy.keys if key.name == owner), None)
             if key is None and owner and self.guarded:
                 raise limit_reached(owner, "invalid_api_key", None)
-            if (
-                key is not None and key.max_concurrent == 1
-            ):  # that one is for clients: the batch has one beside it
+            if key is not None and key.max_concurrent == 1:
+                # That one is for clients: the batch has one beside it.
                 if (refusal := self.ring.charge(owner, time.monotonic())) is not None:
                     raise limit_reached(owner, refusal.code.value, refusal.retry_after_s)
                 key = None
@@ -163,13 +156,13 @@ class Proxy:
             return None
 
     def set_policy(self, setup: GatewaySetup) -> None:
-        """Of the setup, what may change while the gateway runs, besides replicas and limits."""
+        """Take from the setup what may change while the gateway runs, besides replicas and
+        limits.
+        """
         keys = setup.keys
         if setup.api_key:
-            names = {key.name for key in keys}  # a key of the file may be called so too
-            if "SKEP_API_KEY" not in names:
-                name = "SKEP_API_KEY"
-            else:
+            name = "SKEP_API_KEY"
+            if any(key.name == name for key in keys):  # a key of the file may be called so too
                 name = "$SKEP_API_KEY"
             keys = (*keys, KeySpec(name, digest_of(setup.api_key)))
         self.policy = msgspec.structs.replace(setup, keys=keys)
@@ -184,7 +177,10 @@ class Proxy:
         models: tuple[str, ...],
         dormant: Mapping[str, UnloadedModel],
     ) -> None:
-        """`dormant`: those of the models that are not loaded, with their state."""
+        """Replace the table of replicas.
+
+        `dormant`: those of the models that are not loaded, with their state.
+        """
         self._several = len({spec.model for spec in specs}) < len(specs)
         self._keys_of_ours = any(spec.authorization for spec in specs)
         self._own_models = frozenset(
@@ -196,19 +192,20 @@ class Proxy:
         ):
             self.accounts.metrics.loads.add((model, "loaded"))
         self.carry_out(self.admission.set_replicas(specs, time.monotonic(), models=models))
-        for exchange in list(self.exchanges.values()) if self.unloaded.states else ():
-            if exchange.model in self.unloaded.states and not exchange.under_way:
-                self.await_load(exchange, time.monotonic())
+        if self.unloaded.states:
+            for exchange in list(self.exchanges.values()):
+                if exchange.model in self.unloaded.states and not exchange.under_way:
+                    self.await_load(exchange, time.monotonic())
         self.slots_in_release.set()
 
     def load_failed(self, model: str, why: str, retry_after_s: float) -> None:
-        """Those who wait for it are told; those who come before it is tried again, too."""
+        """Refuse those who wait for the model, and those who come before it is tried again."""
         self.accounts.metrics.loads.add((model, "failed"))
         self.unloaded.failed(model, why, time.monotonic() + retry_after_s)
         self.carry_out(self.admission.load_failed(model, why, retry_after_s))
 
     def retire_unused_pools(self) -> None:
-        """Those of replicas that are gone, their last answers included."""
+        """Close the connections to replicas that are gone, once their last answers have ended."""
         if len(self._pools) > len(self.admission.replicas()):
             used = {replica.spec.url for replica in self.admission.replicas()}
             used |= {
@@ -258,7 +255,7 @@ class Proxy:
                 exchange.abandon_replica()
 
     def abort_requests(self) -> None:
-        """The end of this process: nobody is left without a word."""
+        """End all requests with this process: every client gets an answer."""
         self.carry_out(self.admission.close())
         for exchange in list(self.exchanges.values()):
             exchange.cut("shutting_down", "the gateway is shutting down")
@@ -302,11 +299,10 @@ class Proxy:
     # Inside
 
     def _plan(self, request: ServerRequest) -> RequestPlan | None:
-        """None: the gateway has answered by itself."""
-        method = request.method
+        """Return the plan of a request; None: the gateway has answered by itself."""
         path = request.path
-        route_method = b"GET" if method == b"HEAD" else method
-        route = self.open_routes.get((route_method, path))
+        method = b"GET" if request.method == b"HEAD" else request.method
+        route = self.open_routes.get((method, path))
         if route is not None:
             route(request)
             return None
@@ -317,14 +313,7 @@ class Proxy:
             asked_for = request.get(b"access-control-request-headers") or b"content-type"
             request.respond(204, [*PREFLIGHT, (b"access-control-allow-headers", asked_for)], b"")
             return None
-        above = (
-            place
-            for its, place in self.routes
-            if its == route_method and place.endswith("/") and path.startswith(place)
-        )
-        route = self.routes.get((route_method, path)) or self.routes.get(
-            (route_method, next(above, ""))
-        )
+        route = self.routes.get((method, path)) or self._route_above(method, path)
         if route is not None:
             route(request)
             return None
@@ -333,6 +322,13 @@ class Proxy:
         else:
             flow = ""
         return make_plan(self._rules, request, headers, key, flow)
+
+    def _route_above(self, method: bytes, path: str) -> Route | None:
+        """Return the route that is for all paths below it."""
+        for (route_method, place), route in self.routes.items():
+            if route_method == method and place.endswith("/") and path.startswith(place):
+                return route
+        return None
 
     def admit(self, request: ServerRequest, origin: bytes | None) -> KeySpec | None:
         """Return whose key it is; `request.extra` lets a web page read the answer.
@@ -359,9 +355,8 @@ class Proxy:
                 ]
                 if is_preflight(request):
                     return None
-            elif (
-                not self.guarded or request.method == b"OPTIONS"
-            ):  # else the key decides, and no page reads the answer
+            elif not self.guarded or request.method == b"OPTIONS":
+                # Otherwise the key decides, and no page reads the answer.
                 allowed = "`cors_origins` under [gateway] in skep.toml names those that may"
                 raise RequestRefused(
                     "origin_refused", f"web pages of {page} may not call this gateway; {allowed}"
@@ -381,7 +376,9 @@ class Proxy:
         request.on_gone = client_gone
 
     async def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
-        """Cancelled if the client leaves; of that is heard before an engine is asked."""
+        """Inspect a body beside the event loop. Cancelled if the client leaves, which is heard
+        before an engine is asked.
+        """
         try:
             body_summary = await asyncio.get_running_loop().run_in_executor(
                 self._looks, self._look, request, plan
@@ -465,7 +462,7 @@ class Proxy:
             self.await_load(exchange, now)
 
     def _is_refused(self, exchange: Exchange, now: float) -> bool:
-        """Its model is not loaded."""
+        """Return whether a request for a model that is not loaded was refused."""
         failure = self.unloaded.failure(exchange.model, now)
         if failure is not None:
             exchange.leased = False
@@ -524,9 +521,8 @@ class Proxy:
     def _model(
         self, body_summary: BodySummary, plan: RequestPlan, request: ServerRequest
     ) -> tuple[str, bytes]:
-        """Return which pool, and the body for it.
-
-        An alias is replaced in the body by the name its engine knows.
+        """Return the model that serves a request, and the body for it, in which an alias is
+        replaced by the name that the engine knows.
         """
         named = plan.model or body_summary.model
         if named is None:
@@ -547,9 +543,9 @@ class Proxy:
             return named, request.body
         if body_summary.model == named:
             changed = with_model(request.body, named, model, body_summary.name_at)
-        else:
-            changed = None
-        return model, changed if changed is not None else request.body
+            if changed is not None:
+                return model, changed
+        return model, request.body
 
     def _meant_by(self, name: str) -> str | None:
         """Return the model that a name stands for that is no model's; None: it is not known."""
@@ -570,7 +566,7 @@ class Proxy:
         return models[0]
 
     def key_of(self, request: ServerRequest) -> KeySpec | None:
-        """None: none is wanted."""
+        """Return the key that a request comes with; None: no keys are wanted."""
         if not self.guarded:
             return None
         for given in given_keys(request.headers):
@@ -584,7 +580,7 @@ class Proxy:
     def _refusal(
         self, request: ServerRequest, refusal: RequestRefused
     ) -> tuple[int, Headers, bytes]:
-        """Return the answer, which is put down as well."""
+        """Return the answer, and account for the request."""
         request_id = self._new_id()
         status, headers, body = refusal.answer(request.path)
         self.accounts.refused(request_id, request, status, refusal.code)
@@ -593,144 +589,3 @@ class Proxy:
     def _new_id(self) -> str:
         self._counter += 1
         return f"{self._prefix}-{self._counter}"
-
-
-# The clock
-
-TICK_S = 0.25
-LOOKED_AFTER_AT_ONCE = 16
-# objects: requests leave no circles, and a look at all of those under way takes milliseconds
-COLLECTED_AFTER = 10_000
-CONFIRM_EVERY_S = 0.1
-CONFIRM_TIMEOUT_S = 5.0
-
-_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
-
-Ask = Callable[[ReplicaSpec], Coroutine[Any, Any, None]]
-
-
-class HealthLoop:
-    """`run` goes on until cancelled."""
-
-    def __init__(self, proxy: Proxy, times: HealthTimes | None = None) -> None:
-        self._proxy = proxy
-        self._times = times or HealthTimes()
-        self._asking: set[tuple[str, str]] = set()
-        # URLs and paths whose last answer could not be read.
-        self._unreadable: set[tuple[str, str]] = set()
-
-    async def run(self) -> None:
-        proxy = self._proxy
-        admission = self._proxy.admission
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                await proxy.tick()
-                now = time.monotonic()
-                proxy.carry_out(admission.tick(now))
-                to_confirm = admission.to_confirm()
-                for spec in to_confirm:
-                    self._once(tasks, self._ask_busy, spec)
-                for replica in admission.replicas():
-                    closed = replica.breaker.state(now) == "closed"
-                    if closed:
-                        every_s = self._times.health_every_s
-                    else:
-                        every_s = self._times.health_soon_s
-                    if now - replica.breaker.checked_at >= every_s:
-                        replica.breaker.checked_at = now
-                        self._once(tasks, self._check, replica.spec)
-                proxy.slots_in_release.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CONFIRM_EVERY_S if to_confirm else TICK_S):
-                        await proxy.slots_in_release.wait()
-
-    def _once(self, tasks: asyncio.TaskGroup, ask: Ask, spec: ReplicaSpec) -> None:
-        """Not again while the last one is under way."""
-        question = (ask.__name__, spec.url)
-
-        async def ask_safely() -> None:
-            try:
-                await ask(spec)
-            except (
-                Exception
-            ) as error:  # whatever one replica says, the clock goes on for the others
-                print((f"watch.failed replica={spec.name!r} why={error!r}"), file=sys.stderr)  # noqa: T201 - the gateway's log
-            finally:
-                self._asking.discard(question)
-
-        if question not in self._asking:
-            self._asking.add(question)
-            tasks.create_task(ask_safely())
-
-    async def _state(self, spec: ReplicaSpec, path: str, parse: Callable[[str], T]) -> T | None:
-        """Return what the replica says of itself there; None where it says nothing that can be
-        read.
-        """
-        pool = self._proxy.pool(spec)
-        headers = _headers_for(spec)
-        try:
-            state = await fetch_state(
-                pool, path, parse, headers=headers, timeout_s=CONFIRM_TIMEOUT_S
-            )
-        except WireFailure as failure:
-            self._note_unreadable(spec, path, failure)
-            return None
-        self._unreadable.discard((spec.url, path))
-        return state
-
-    def _note_unreadable(self, spec: ReplicaSpec, path: str, failure: WireFailure) -> None:
-        """Write why an answer could not be read to the log: once, until one can be read again."""
-        if failure.kind != "protocol" or (spec.url, path) in self._unreadable:
-            return
-        self._unreadable.add((spec.url, path))
-        print(  # noqa: T201 - the gateway's log
-            f"state.unreadable replica={spec.name!r} path={path} why={str(failure)!r}",
-            file=sys.stderr,
-        )
-
-    async def _ask_busy(self, spec: ReplicaSpec) -> None:
-        asked_at = time.monotonic()
-        path, count = (
-            ("/slots", count_busy) if spec.confirms == "slots" else ("/metrics", count_running)
-        )
-        busy = await self._state(spec, path, count)
-        if busy is not None:
-            self._proxy.carry_out(
-                self._proxy.admission.engine_busy(spec, busy, asked_at, time.monotonic())
-            )
-
-    async def engine_metrics(self, spec: ReplicaSpec) -> str:
-        """Return the samples of its engine, each with the replica's name.
-
-        Empty where there are none.
-        """
-        return (
-            await self._state(spec, "/metrics", lambda text: label_samples(text, spec.name)) or ""
-        )
-
-    async def _check(self, spec: ReplicaSpec) -> None:
-        pool = self._proxy.pool(spec)
-        timeout_s = self._times.health_timeout_s
-        try:
-            answer = await fetch(
-                pool, "GET", spec.health_path, headers=_headers_for(spec), timeout_s=timeout_s
-            )
-            ok = answer.status < 500
-        except WireFailure:
-            ok = False
-        self._proxy.carry_out(self._proxy.admission.checked(spec, ok, time.monotonic()))
-
-
-def _headers_for(spec: ReplicaSpec) -> dict[str, str]:
-    if spec.authorization:
-        return {"authorization": spec.authorization}
-    return {}
-
-
-def count_running(metrics: str) -> int | None:
-    """vLLM's and SGLang's count of running requests, over all their processes."""
-    samples = parse_metrics(metrics)
-    counts = [samples[name] for name in _RUNNING if name in samples]
-    if counts and math.isfinite(sum(counts)):
-        return round(sum(counts))
-    return None

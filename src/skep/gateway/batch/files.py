@@ -27,13 +27,11 @@ from skep.files import write_whole
 from skep.gateway.batch.store import BatchRequest
 from skep.units import MIB, format_bytes, shortened
 
-KEPT_FREE_BYTES = (
-    512 * MIB
-)  # of the disk, for results, the store and everything else that is on it
+# Of the disk, for results, the store and everything else that is on it.
+KEPT_FREE_BYTES = 512 * MIB
 UNFINISHED_S = 3600.0  # after so long nobody writes to it any more
-ORPHANED_S = (
-    30 * 86_400.0
-)  # a name without a row: an upload that was killed, or a store that may be brought back
+# A name without a row: an upload that was killed, or a store that may be brought back.
+ORPHANED_S = 30 * 86_400.0
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -66,7 +64,9 @@ class FileStorage:
             raise OSError(errno.ENOSPC, message)
 
     def write(self, file_id: str, pieces: Iterable[bytes | memoryview]) -> int:
-        """Return how many bytes. Raises OSError with nothing left behind."""
+        """Write a file, and return how many bytes it has. Raises OSError, and then leaves nothing
+        behind.
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return write_whole(self.path(file_id), pieces, 0o600)
 
@@ -115,7 +115,7 @@ class FormPart(msgspec.Struct, frozen=True):
 
 
 def boundary_of(content_type: str) -> bytes | None:
-    """None: it is no multipart form."""
+    """Return the boundary of a multipart form; None: it is none."""
     headers = HeaderParser().parsestr(f"content-type: {content_type}")
     if headers.get_content_type() == "multipart/form-data":
         boundary = headers.get_boundary()
@@ -127,7 +127,9 @@ def boundary_of(content_type: str) -> bytes | None:
 
 
 def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
-    """In their order. Raises ValueError for what is no form, or not a whole one."""
+    """Return the parts of a form, in their order. Raises ValueError for what is no form, or not a
+    whole one.
+    """
     mark = b"\r\n--" + boundary
     view = memoryview(body)
     parts = list[FormPart]()
@@ -150,8 +152,8 @@ def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
 
 
 def _find(body: bytes, mark: bytes, start: int) -> int:
-    """Piece by piece: one search through a large file would keep every other thread waiting for
-    its whole length.
+    """Return where the mark stands, or -1. Searches piece by piece: one search through a large
+    file would keep every other thread waiting for its whole length.
     """
     for at in range(start, len(body), _PIECE):
         position = body.find(mark, at, at + _PIECE + len(mark) - 1)
@@ -223,58 +225,75 @@ def check_lines(
     complaint_of: Callable[[str | None], str | None],
     max_requests: int = MOST_REQUESTS,
 ) -> CheckedInput:
-    """`complaint_of`: why a model is not served."""
+    """Return the requests of an input file, or what is wrong with it.
+
+    `complaint_of`: why a model is not served.
+    """
+    check = _InputCheck(endpoint, complaint_of)
     requests: list[BatchRequest] = []
     faults: list[LineError] = []
-    line_of_id: dict[str, int] = {}
-    model = None  # of the first request
-    at = 0
+    next_start = 0
     for number, line in enumerate(lines, start=1):
-        start = at
-        at = at + len(line)
+        start = next_start
+        next_start += len(line)
         text = line.removeprefix(_BOM) if number == 1 else line
         if not text.strip():
             continue
+        if len(requests) == max_requests:
+            message = f"the file has more than {max_requests} requests"
+            faults.append(LineError("too_many_tasks", message, line=number))
+            break
         try:
-            if len(requests) == max_requests:
-                raise LineError(
-                    "too_many_tasks", f"the file has more than {max_requests} requests"
-                )
-            custom_id, its_model = _check(text, endpoint)
-            if custom_id in line_of_id:
-                first_line = line_of_id[custom_id]
-                message = f"the custom_id {_short(custom_id)} is already used in line {first_line}"
-                raise LineError("duplicate_custom_id", message, "custom_id")
-            complaint = complaint_of(its_model) if not line_of_id else None
-            model = model if line_of_id else its_model
-            line_of_id[custom_id] = number
-            if complaint is not None:
-                raise LineError("model_not_found", complaint, "body.model")
-            if its_model != model:
-                others = f"({_short(model or 'none')}): one model a batch"
-                message = (
-                    f"the model {_short(its_model or 'none')} is not that of the requests "
-                    f"before {others}"
-                )
-                raise LineError("model_mismatch", message, "body.model")
-            skipped = len(line) - len(text)
-            requests.append(BatchRequest(len(requests), custom_id, start + skipped, len(text)))
-        except (
-            LineError
-        ) as error:  # which holds the line, and what was read of it, as long as it is kept
-            fault = LineError(error.code, error.message, error.param, number)
-            faults.append(fault)
-            if len(faults) == MOST_ERRORS or fault.code == "too_many_tasks":
+            custom_id = check.custom_id_of(text, number)
+        except LineError as error:
+            # A copy: the error that was raised holds the line, and what was read of it.
+            faults.append(LineError(error.code, error.message, error.param, number))
+            if len(faults) == MOST_ERRORS:
                 break
+            continue
+        skipped = len(line) - len(text)
+        requests.append(BatchRequest(len(requests), custom_id, start + skipped, len(text)))
     if not requests and not faults:
         faults.append(LineError("empty_file", "the file has no requests"))
-    return CheckedInput(tuple(requests), model, tuple(faults))
+    return CheckedInput(tuple(requests), check.model, tuple(faults))
+
+
+class _InputCheck:
+    """What the lines of one input file have to agree on: one model, and ids that differ."""
+
+    def __init__(self, endpoint: str, complaint_of: Callable[[str | None], str | None]) -> None:
+        self.model: str | None = None  # of the first request
+        self._endpoint = endpoint
+        self._complaint_of = complaint_of
+        self._line_of_id: dict[str, int] = {}
+
+    def custom_id_of(self, text: bytes, number: int) -> str:
+        """Return the id of a request that may be sent. Raises LineError for any other."""
+        custom_id, model = _check(text, self._endpoint)
+        if custom_id in self._line_of_id:
+            first_line = self._line_of_id[custom_id]
+            message = f"the custom_id {_short(custom_id)} is already used in line {first_line}"
+            raise LineError("duplicate_custom_id", message, "custom_id")
+        is_first = not self._line_of_id
+        self._line_of_id[custom_id] = number
+        if is_first:
+            self.model = model
+            complaint = self._complaint_of(model)
+            if complaint is not None:
+                raise LineError("model_not_found", complaint, "body.model")
+        if model != self.model:
+            others = f"({_short(self.model or 'none')}): one model a batch"
+            message = (
+                f"the model {_short(model or 'none')} is not that of the requests before {others}"
+            )
+            raise LineError("model_mismatch", message, "body.model")
+        return custom_id
 
 
 def body_of(line: bytes) -> bytes:
-    """The request's body, byte for byte as it stands in a line that was checked.
+    """Return the request's body, byte for byte as it stands in a line that was checked.
 
-    ValueError: somebody changed it.
+    Raises ValueError where somebody has changed the line since.
     """
     try:
         return bytes(msgspec.json.decode(line, type=_RawBody).body)
