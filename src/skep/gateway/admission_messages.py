@@ -21,9 +21,8 @@ class Arrival(msgspec.Struct, array_like=True):
     model: str
     priority: Priority = Priority.NORMAL
     flow: str = ""
-    conversation: int | None = (
-        None  # a digest of its beginning or of its session; None: any replica will do
-    )
+    # A digest of its beginning or of its session; None: any replica will do.
+    conversation: int | None = None
     prompt_bytes: int = 0
     max_wait_s: float | None = None  # shorter than the limit, if the client says so
     session: int | None = None  # a digest of its session's name; None: it names none
@@ -40,7 +39,7 @@ class Arrival(msgspec.Struct, array_like=True):
 
 
 class Event(IntEnum):
-    """What becomes of a request, told to `Admission.happened`; it has a method for each."""
+    """What becomes of a request, as `Admission.happened` hears it; it has a method for each."""
 
     ANSWERING = 0
     FINISHED = 1

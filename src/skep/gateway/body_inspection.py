@@ -68,9 +68,8 @@ _TOKEN = re.compile(
 _SESSION_KEYS = (b'"prompt_cache_key"', b'"user_id"')
 _NAME = re.compile(rb'\s*+:\s*+("' + _STRING.pattern + rb'")', re.DOTALL)
 _NAME_WINDOW = 2048  # bytes at each end of a large body that are searched for a session's name
-_FINGERPRINT_BYTES = (
-    512  # at the end of a body that tell it from others of the same session and length
-)
+# At the end of a body, which tell it from others of the same session and length.
+_FINGERPRINT_BYTES = 512
 # Claude Code begins its system prompt with a line that changes with every request.
 _BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*+')
 _BILLING_WINDOW = 2048
@@ -83,12 +82,10 @@ _FIELD = re.compile(
 class BodySummary(msgspec.Struct, frozen=True):
     model: str | None  # None: the body names none
     conversation: int | None = None
-    name_at: tuple[int, int] | None = (
-        None  # where a body that was not decoded has the name, with its quotes
-    )
-    session: int | None = (
-        None  # the digest of its name: of `prompt_cache_key`, else of `metadata.user_id`
-    )
+    # Where a body that was not decoded has the name, with its quotes.
+    name_at: tuple[int, int] | None = None
+    # The digest of its session's name: of `prompt_cache_key`, else of `metadata.user_id`.
+    session: int | None = None
 
 
 class NotAnObject(ValueError):
@@ -127,10 +124,10 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True) -> BodySummary:
-    """`conversation`: its digest is wanted too. There is no use for it where one replica serves
-    the model.
+    """Return what a body says. Raises NotAnObject.
 
-    `session`: so is the name of its session, which a header may have told already.
+    `conversation`: its digest too, which has no use where one replica serves the model. `session`:
+    the name of its session too, which a header may have told already.
     """
     if len(body) > DECODE_BYTES:
         summary = _inspect_ends(body, conversation=conversation, session=session)
@@ -151,10 +148,9 @@ def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True
 def _session_of_fields(fields: _RequestBody) -> int | None:
     if not fields.prompt_cache_key and not fields.metadata:
         return None
+    key = None
     if fields.prompt_cache_key:
         key = _decoded(_texts, bytes(fields.prompt_cache_key))
-    else:
-        key = None
     if key is None and fields.metadata:
         metadata = _decoded(_metadata, bytes(fields.metadata))
         key = metadata.user_id if metadata is not None else None
@@ -164,8 +160,9 @@ def _session_of_fields(fields: _RequestBody) -> int | None:
 
 
 def _session_of_ends(body: bytes) -> int | None:
-    """Look for a session's name at the end and the beginning of a large body. No string holds such
-    a key: its quotes would have backslashes before them."""
+    """Return the digest of the session's name that stands at the end or the beginning of a large
+    body. No string holds such a key: its quotes would have backslashes before them.
+    """
     last = max(0, len(body) - _NAME_WINDOW)
     for key in _SESSION_KEYS:
         # Searched for as it stands: an expression would look at each byte, which takes longer than
@@ -173,14 +170,10 @@ def _session_of_ends(body: bytes) -> int | None:
         at = body.find(key, last)
         if at < 0:
             at = body.find(key, 0, _NAME_WINDOW)
-        if at > 0 and body[at - 1] != _BACKSLASH:
-            match = _NAME.match(body, at + len(key))
-        else:
-            match = None
-        if match is not None:
-            text = _decoded(_texts, match[1])
-        else:
-            text = None
+        if at <= 0 or body[at - 1] == _BACKSLASH:
+            continue
+        match = _NAME.match(body, at + len(key))
+        text = _decoded(_texts, match[1]) if match is not None else None
         if text:
             return session_digest(text.encode("utf-8", "replace"))
     return None
@@ -222,7 +215,7 @@ def _with_name(body: bytes, name_at: tuple[int, int], new: str) -> bytes:
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:
-    """None: it cannot be read as what the decoder is for."""
+    """Return what the text holds; None: it cannot be read as what the decoder is for."""
     try:
         return decoder.decode(text)
     except _UNREADABLE:
@@ -321,8 +314,8 @@ def _conversation(fields: _RequestBody) -> int | None:
 
 
 def _without_billing(text: bytes) -> bytes:
-    """Return the text without the line that changes with every request,
-    where it begins with it.
+    """Return the text without the line that changes with every request, where it begins with
+    that.
     """
     if b"x-anthropic-billing-header:" not in text[:_BILLING_WINDOW]:
         return text
@@ -341,8 +334,8 @@ def _first_user(text: bytes, start: int, end: int | None = None) -> int:
 
 
 def _digest_at(text: bytes, start: int, user: int, seed: int) -> int:
-    """`text` has messages from `start`, the first user's role at `user`, and what it says behind
-    it, or before it.
+    """Return the digest of messages: the text has them from `start`, the first user's role at
+    `user`, and the words of that user behind the role or before it.
     """
     before = memoryview(text)[start:user]
     if text.find(b"x-anthropic-billing-header:", start, min(user, start + _BILLING_WINDOW)) >= 0:
@@ -355,7 +348,9 @@ def _digest_at(text: bytes, start: int, user: int, seed: int) -> int:
 
 
 def _digest_of_content(text: bytes, at: int, digest: int) -> int:
-    """Return a string, or a list of parts of which the texts count."""
+    """Return the digest with the content at `at`: a string, or a list of parts of which the texts
+    count.
+    """
     if text[at : at + 1] == b'"':
         return zlib.crc32(text[at + 1 : _end_of_string(text, at + 1, BEGINNING)], digest)
     depth = 0
@@ -389,8 +384,8 @@ def _end_of_string(text: bytes, at: int, limit: int) -> int:
 
 
 def wants_stream(body: bytes) -> bool:
-    """Look for the document's own last `stream`, proven by what follows it; in a long body also at
-    its beginning.
+    """Return whether a request asks for a stream: by the document's own last `stream`, proven by
+    what follows it; in a long body also at its beginning.
     """
     at = len(body)
     first = max(0, at - LONG_BYTES)
@@ -398,10 +393,9 @@ def wants_stream(body: bytes) -> bool:
         at = body.rfind(b'"stream"', first, at)
         if at <= 0:
             break
-        if body[at - 1] != _BACKSLASH:
-            fields = _decoded(_streams, b"{" + body[at:])
-        else:
-            fields = None
+        if body[at - 1] == _BACKSLASH:
+            continue
+        fields = _decoded(_streams, b"{" + body[at:])
         if fields is not None:
             return fields.stream is True
     if first:

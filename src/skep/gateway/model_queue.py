@@ -18,9 +18,8 @@ from skep.gateway.admission_messages import Arrival
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """The waiting requests of one flow in one class.
-
-    Never empty: the last entry takes the flow with it.
+    """The waiting requests of one flow in one class. It is never empty: the flow goes with its
+    last entry.
     """
 
     # Requests under way, and when it was served last, in the queue's own count.
@@ -59,7 +58,7 @@ class ModelQueue:
         return iter(list(self.by_id.values()))
 
     def waiting(self) -> dict[str, int]:
-        """By class."""
+        """Count the waiting requests, by class."""
         counts = Counter(entry.priority for entry in self.by_id.values())
         return {priority.label: counts[priority] for priority in Priority}
 
@@ -128,7 +127,8 @@ class ModelQueue:
         longest = max(flows.values(), key=lambda flow: len(flow.entries))
         if arrival.priority == lowest:
             own_flow = flows.get(arrival.flow)
-            if (len(own_flow.entries) if own_flow is not None else 0) + 1 >= len(longest.entries):
+            own_length = len(own_flow.entries) if own_flow is not None else 0
+            if own_length + 1 >= len(longest.entries):
                 return None
         return next(reversed(longest.entries))
 

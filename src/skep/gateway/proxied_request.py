@@ -1,8 +1,7 @@
 """One client's request, from its arrival to its one end: ties a client's connection to a
-replica's.
+replica's. Knows nothing of other requests, and decides nothing about slots.
 
-No task, no await on the way of a token. Bytes of bodies pass unchanged both ways.
-"""
+No task and no await is on the way of a token. Bytes of bodies pass unchanged both ways."""
 
 from __future__ import annotations
 
@@ -48,18 +47,16 @@ from skep.wire.openai import json_object, message_of
 from skep.wire.server_connection import ServerConnection
 from skep.wire.server_request import ServerRequest
 
-ERROR_STATUSES = frozenset(
-    (502, 503, 504)
-)  # the server says that it cannot; another one perhaps can
+# The server says that it cannot; another one perhaps can.
+ERROR_STATUSES = frozenset((502, 503, 504))
 RETRY_STATUSES = ERROR_STATUSES | {429}
 TAIL_PIECES = 64
 TAIL_BYTES = 262_144  # of an answer that is longer, only the last few pieces
 TAIL_PIECES_OF_LONG = 8
 ERROR_BYTES = 65_536  # of an engine's complaint
 ERROR_CHARACTERS = 500  # of it that are repeated
-Piece = (
-    bytes | tuple[bytes]
-)  # of an answer: whole chunks with their framing, or a part of the body in a tuple
+# Of an answer: whole chunks with their framing, or a part of the body in a tuple.
+Piece = bytes | tuple[bytes]
 _NOTHING: deque[Piece] = deque(maxlen=0)
 
 # What the gateway gives by itself: an engine's own would contradict it, or tell pages what they
@@ -104,14 +101,13 @@ class Exchange:
     status: int | None = None
     code: str | None = None
     streamed = False
-    # its client has a head from the gateway and gets comments, until the engine's events begin
+    # Its client has a head from the gateway and gets comments, until the engine's events begin.
     is_commenting = False
     _comment_sent_at = 0.0  # when it last got a comment
-    # of an answer that is no stream, where one was promised; of a complaint that is looked at
+    # The body of an answer that is no stream, where one was promised; or of a complaint that may
+    # be about the context, and whose head is not handed on yet.
     _complaint = b""
-    _held: ResponseHead | None = (
-        None  # of a complaint that may be about the context: not handed on yet
-    )
+    _held: ResponseHead | None = None
     _streams: bool | None = None  # its client wants a stream of events; None: nobody has looked
     flow = ""  # whose turn it took
     _call: Call | None = None
@@ -121,9 +117,8 @@ class Exchange:
     _first = b""
     _whole = b""  # an answer that came at once
     _tail = _NOTHING  # the last pieces of one that did not
-    _passed: list[bytes] | None = (
-        None  # chunks that went from connection to connection, not accounted for yet
-    )
+    # Chunks that went from connection to connection, not accounted for yet.
+    _passed: list[bytes] | None = None
 
     def __init__(
         self,
@@ -162,15 +157,18 @@ class Exchange:
         request = self.request
         head = plan.heads.get(name)
         if head is None:  # all of it but the body's length
-            authorization = action.replica.authorization
-            lines = plan.lines + (
-                b"authorization: %b\r\n" % authorization.encode() if authorization else b""
-            )
+            lines = plan.lines
+            if action.replica.authorization:
+                lines += b"authorization: %b\r\n" % action.replica.authorization.encode()
             # The parser takes a length for a body.
             method = b"GET" if request.method == b"HEAD" else request.method
-            first = (method, pool.prefix, request.target, pool.host_line, lines)
-            head = plan.heads[name] = b"%b %b%b HTTP/1.1\r\n%b%b" % first
-        head += b"content-length: %d\r\n\r\n" % len(body) if body or plan.lengthy else b"\r\n"
+            target = pool.prefix + request.target
+            head = b"%b %b HTTP/1.1\r\n%b%b" % (method, target, pool.host_line, lines)
+            plan.heads[name] = head
+        if body or plan.lengthy:
+            head += b"content-length: %d\r\n\r\n" % len(body)
+        else:
+            head += b"\r\n"
         call = pool.send(head, self, body, None if self.is_commenting else self._on_whole)
         if self._attempt is action:  # it may have failed at once
             self._call = call
@@ -190,25 +188,25 @@ class Exchange:
 
     @property
     def streams(self) -> bool:
-        """Its client wants a stream of events."""
+        """Whether its client wants a stream of events."""
         if self._streams is None:
             self._streams = self.plan.path in STREAM_PATHS and wants_stream(self.request.body)
         return self._streams
 
     @property
     def under_way(self) -> bool:
-        """A replica has it."""
+        """Whether a replica has it."""
         return self._attempt is not None
 
     @property
     def begun(self) -> bool:
-        """Something of the engine's answer has reached the client: it cannot be asked for
-        elsewhere.
+        """Whether something of the engine's answer has reached the client: no other replica can
+        be asked for it.
         """
         return self.request.started and not self.is_commenting
 
     def send_keepalive(self, now: float) -> None:
-        """Send the head of a stream and a comment; from then on a comment every few seconds."""
+        """Send a comment, every few seconds at most; the first one after the head of a stream."""
         if not self.request.started:
             self.is_commenting = self.streamed = self._endless = True
             self.status = 200
@@ -235,8 +233,8 @@ class Exchange:
 
     @property
     def comment_after_s(self) -> float | None:
-        """Return after what silence its client gets a head and comments; None: never, as they
-        would not help.
+        """The seconds of silence after which its client gets a head and comments; None: they would
+        not help.
         """
         timeouts = self._proxy.timeouts
         path = self.plan.path
@@ -250,14 +248,12 @@ class Exchange:
 
     @property
     def hears_of_loading(self) -> bool:
-        """Return whether its client gets a head and a comment as soon as its model has to be
-        loaded.
-        """
+        """Whether its client gets a head and a comment as soon as its model has to be loaded."""
         return self.plan.path in COMMENT_PATHS and self.comment_after_s is not None
 
     def keep_alive(self, now: float) -> None:
-        """Called a few times a second: a stream in which nothing has happened for some seconds
-        gets a comment.
+        """Send a comment into a stream in which nothing has happened for some seconds. Called a
+        few times a second.
         """
         if self.is_commenting:
             self.send_keepalive(now)
@@ -277,18 +273,15 @@ class Exchange:
             self._proxy.carry_out(self._happened(Event.GAVE_UP, time.monotonic()))
 
     def check_time(self, now: float) -> None:
-        """Called now and then; ends an exchange whose replica takes too long."""
+        """End an exchange whose replica takes too long. Called a few times a second."""
         limits = self._proxy.timeouts
         if self._attempt is None or self.outcome is not None:
             return
         is_answering = self.heard_at > self.granted_at
+        silent_s = now - max(self.heard_at, self._resumed_at)
         if not is_answering and now - self.granted_at > limits.first_byte_s:
             why = f"the replica sent nothing for {limits.first_byte_s:g} s"
-        elif (
-            is_answering
-            and not self.paused
-            and now - max(self.heard_at, self._resumed_at) > limits.idle_s
-        ):
+        elif is_answering and not self.paused and silent_s > limits.idle_s:
             why = f"the replica sent nothing for {limits.idle_s:g} s in the middle of its answer"
         elif now - self.granted_at > limits.total_s:
             why = f"the answer took longer than {limits.total_s:g} s"
@@ -297,10 +290,7 @@ class Exchange:
         self.cut("replica_timeout", why)
 
     def cut(self, code: str, why: str) -> None:
-        """Nothing more is waited for.
-
-        The client is told: by this code, where no answer has begun.
-        """
+        """Wait for nothing more: refuse the request with this code, or break its answer off."""
         self._break_call()
         if self.begun:
             self._break_off(why)
@@ -326,7 +316,7 @@ class Exchange:
         self._tail = deque(maxlen=TAIL_PIECES)
         if self.is_commenting:
             self.is_commenting = head.status != 200 or not self.streamed
-            # what the client has is a stream, whatever the engine sends
+            # What the client has is a stream, whatever the engine sends.
             self.streamed = True
             self._complaint = b""
             self.takes_chunks = not self.is_commenting and self.request.takes_chunks
@@ -349,25 +339,23 @@ class Exchange:
         self._forget_body()
 
     def _forget_body(self) -> None:
-        """The answer has begun: nobody else is asked."""
+        """Drop the request's body: the answer has begun, and no other replica is asked."""
         self._body = b""
         self.request.drop_body()
 
     def _handed_on(self, head: ResponseHead) -> bytes:
         """Return the answer's own headers, for the client, and ours.
 
-        Sees whether it is a stream of events.
+        Notes whether the answer is a stream of events.
         """
         if head.memo.note is None:
             headers = [
-                (k, v)
-                for k, v in head.headers
-                if k not in NOT_HANDED_ON and not k.startswith(_LEAVE)
+                (name, value)
+                for name, value in head.headers
+                if name not in NOT_HANDED_ON and not name.startswith(_LEAVE)
             ]
-            head.memo.note = (
-                lines_of(headers),
-                (head.get(b"content-type") or b"").startswith(b"text/event-stream"),
-            )
+            content_type = head.get(b"content-type") or b""
+            head.memo.note = lines_of(headers), content_type.startswith(b"text/event-stream")
         lines: bytes
         lines, self.streamed = head.memo.note
         granted = self.granted
@@ -386,7 +374,7 @@ class Exchange:
         return lines + skep_line
 
     def _on_whole(self, head: ResponseHead, body: bytes, at: float) -> None:
-        """The whole answer came at once, with status 200."""
+        """Take a whole answer that came at once, with status 200."""
         if self.is_commenting:  # its client has a head already
             self.on_head(head, at)
             if body:
@@ -400,15 +388,15 @@ class Exchange:
         self.heard_at = at
         self.response_bytes = len(body)
         if body:
-            # what takes no slot has no tokens
             self.first_at = at
-            self._whole = body if self.leased else b""
+            if self.leased:  # a request that takes no slot has no tokens
+                self._whole = body
             if self.streamed:
                 self.events = body.count(b"data:")
-        self._end(
-            "answered",
-            self._proxy.admission.finished(self.id, at, answered=True) if self.leased else [],
-        )
+        actions: list[Action] = []
+        if self.leased:
+            actions = self._proxy.admission.finished(self.id, at, answered=True)
+        self._end("answered", actions)
         # Last: the client's next request may be waiting, and wants what this one had.
         request.carrier.finished(request)
 
@@ -432,7 +420,8 @@ class Exchange:
         if self.streamed:
             self.events += data.count(b"data:")
         self.response_bytes += len(data)
-        if self.leased:  # the last pieces tell how many tokens it has. What takes no slot has none
+        # The last pieces tell how many tokens it has. A request that takes no slot has none.
+        if self.leased:
             self._tail.append((data,))
             if self.response_bytes > TAIL_BYTES:
                 while len(self._tail) > TAIL_PIECES_OF_LONG:
@@ -490,25 +479,24 @@ class Exchange:
             self._tell_held()
         self.request.on_gone = None
         self._end("answered", self._proxy.admission.finished(self.id, at) if self.leased else [])
-        # last: the client's next request may be waiting, and wants what this one had
+        # Last: the client's next request may be waiting, and wants what this one had.
         self.request.finish()
 
     def on_failure(self, failure: WireFailure, at: float) -> None:
         self._attempt = self._call = None
-        # We closed, because of what it said: the engine may work on.
-        ours = failure.kind == "protocol"
+        # We closed, because of its answer: the engine may work on.
+        is_ours = failure.kind == "protocol"
         if self.begun:
             # "connection lost" is what some agents look for before they try again.
             self._break_off(
                 f"connection lost: the replica stopped in the middle of its answer: {failure}"
             )
-            self._end(
-                "broken",
-                self._give_back()
-                if ours or not self.leased
-                else self._happened(Event.FINISHED, at),
-            )
-        elif self.leased and ours:
+            if self.leased and not is_ours:
+                actions = self._happened(Event.FINISHED, at)
+            else:
+                actions = self._give_back()
+            self._end("broken", actions)
+        elif self.leased and is_ours:
             self._proxy.carry_out(self._happened(Event.GAVE_UP, at))
         elif self.leased:
             # A refused connection costs no attempt: nothing was sent.
@@ -518,7 +506,7 @@ class Exchange:
             self.refuse("replica_lost", f"the replica could not be reached: {failure}")
 
     def _tell_held(self) -> None:
-        """Hand a complaint on; one about the context in words that the client knows."""
+        """Hand a complaint on: one about the context in words that the client knows."""
         head = self._held
         body = self._complaint
         assert head is not None
@@ -547,23 +535,19 @@ class Exchange:
             self.on_body(complaint, self.heard_at)
 
     def _complain(self, at: float) -> None:
-        """The engine's whole answer is no stream, and the client was promised one: it gets an
-        error event.
+        """Send an error event: the engine's whole answer is no stream, and the client was promised
+        one.
         """
-        if self.plan.path in CONTEXT_PATHS:
-            exceeded = context_exceeded(self._complaint)
-        else:
-            exceeded = None
+        path = self.plan.path
+        exceeded = context_exceeded(self._complaint) if path in CONTEXT_PATHS else None
         if exceeded is not None:
-            anthropic = speaks_anthropic(self.plan.path)
-            if anthropic:
+            if speaks_anthropic(path):
                 why = exceeded.anthropic_words()
             else:
                 why = exceeded.message
-            body = error_body(CONTEXT_EXCEEDED, why, self.plan.path)
-            self.answer(
-                CONTEXT_STATUS, [], body, CONTEXT_EXCEEDED, self._happened(Event.FINISHED, at)
-            )
+            body = error_body(CONTEXT_EXCEEDED, why, path)
+            actions = self._happened(Event.FINISHED, at)
+            self.answer(CONTEXT_STATUS, [], body, CONTEXT_EXCEEDED, actions)
             return
         document = json_object(self._complaint)
         if document:
@@ -574,13 +558,14 @@ class Exchange:
             f"the engine answered HTTP {self.status}: "
             f"{message[:ERROR_CHARACTERS] or 'no reason given'}"
         )
-        body = error_body("engine_refused", why, self.plan.path)
+        body = error_body("engine_refused", why, path)
         self.answer(502, [], body, "engine_refused", self._happened(Event.FINISHED, at))
 
     def tokens(self) -> Tokens:
-        if self.outcome not in ("answered", "broken", "hung_up") or not (
-            self._tail or self._whole
-        ):
+        """Return how many tokens the answer says it has."""
+        if self.outcome not in ("answered", "broken", "hung_up"):
+            return UNKNOWN
+        if not self._tail and not self._whole:
             return UNKNOWN
         if self._whole:
             return tokens_of(self._whole, [self._whole], streamed=self.streamed)
@@ -591,7 +576,7 @@ class Exchange:
         return tokens_of(self._first, last, streamed=self.streamed)
 
     def forget(self) -> None:
-        """The accounts have read what they wanted."""
+        """Drop the pieces of the answer: it has been accounted for."""
         self._tail = _NOTHING
         self._whole = b""
         self._first = b""
@@ -623,7 +608,7 @@ class Exchange:
             call.abort()
 
     def _give_back(self) -> list[Action]:
-        """The engine may go on for a while: its slot goes into release."""
+        """Put its slot into release: the engine may go on for a while."""
         if self.leased:
             return self._happened(Event.HUNG_UP, time.monotonic())
         return []
@@ -632,16 +617,15 @@ class Exchange:
         return self._proxy.admission.happened(event, self.id, at, flag)
 
     def _break_off(self, why: str) -> None:
-        """The answer began and will not be whole: said inside a stream, by a broken connection
-        elsewhere.
+        """End an answer that began and will not be whole: with an event inside a stream, elsewhere
+        by breaking the connection.
         """
         self.request.on_gone = None
         self.code = "stream_cut"
         if self.streamed and self._endless:
             self.request.keep_alive = False
-            self.request.write(
-                event_of(error_body("stream_cut", why, self.plan.path), self.plan.path)
-            )
+            body = error_body("stream_cut", why, self.plan.path)
+            self.request.write(event_of(body, self.plan.path))
             self.request.finish()
         else:
             self.request.cut()
@@ -673,7 +657,6 @@ class Exchange:
         if self._body:  # what is kept for the accounts must not keep megabytes
             self._body = b""
             self.request.drop_body()
-        self.request.on_gone = self.request.on_pause = self.request.on_resume = (
-            None  # and no circle of references
-        )
+        # No circle of references is left behind.
+        self.request.on_gone = self.request.on_pause = self.request.on_resume = None
         self._proxy.ended(self, actions)

@@ -20,12 +20,10 @@ from skep.gateway.admission_messages import Arrival
 from skep.gateway.model_queue import ModelQueue
 
 CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
-LONG_PROMPT_BYTES = (
-    16_384  # to read such a prompt again takes longer than to wait among a few more answers
-)
-REMEMBERED = (
-    65_536  # conversations: at 1,000 slots, 64 a slot whose agent thinks while others are answered
-)
+# To read such a prompt again takes longer than to wait among a few more answers.
+LONG_PROMPT_BYTES = 16_384
+# Conversations: at 1,000 slots, 64 a slot whose agent thinks while others are answered.
+REMEMBERED = 65_536
 _PRIME = (1 << 61) - 1
 
 
@@ -56,9 +54,8 @@ class ConversationAffinity:
 
 FIRST_OPEN_S = 0.5
 LONGEST_OPEN_S = 15.0
-BAD_ANSWERS = (
-    3  # in a row (502, 503, 504, or closed without a byte), before a replica is passed over
-)
+# In a row (502, 503, 504, or closed without a byte), before a replica is passed over.
+BAD_ANSWERS = 3
 BAD_CHECKS = 3
 
 
@@ -66,9 +63,8 @@ BAD_CHECKS = 3
 class Breaker:
     heard_at: float  # the last sign of life
     open_until: float | None = None  # None: closed
-    trial: str | None = (
-        None  # the request that decides, while half-open; `ended` is called for it, whatever comes
-    )
+    # The request that decides, while half-open; `ended` is called for it, whatever becomes of it.
+    trial: str | None = None
     checked_at: float = -inf
     _open_s: float = 0.0
     _bad_answers: int = 0
@@ -107,9 +103,7 @@ class Breaker:
         self.dropped(now)
 
     def dropped(self, now: float) -> None:
-        """A request got nothing: that may be the request's own fault,
-        while others are answered.
-        """
+        """A request got no answer, which may be its own fault while others are answered."""
         self._bad_answers += 1
         if self._bad_answers >= BAD_ANSWERS or self.open_until is not None:
             self.failed(now)
@@ -136,7 +130,9 @@ class Breaker:
 
 
 def process_of(spec: ReplicaSpec) -> tuple[str, str, str]:
-    """The same process behind the same name: its slots may change, its address may not."""
+    """Return what tells one process from another behind the same name: its slots may change, its
+    address may not.
+    """
     return spec.name, spec.url, spec.model
 
 
@@ -182,15 +178,14 @@ class GatewayReplica:
         return sum(lease.releasing_until is None for lease in self.leases.values())
 
     def state(self, now: float) -> str:
-        """In words for people and metrics."""
+        """Return the word for people and metrics."""
         if self.draining:
-            state = "draining"
-        else:
-            state = self.breaker.state(now)
+            return "draining"
+        state = self.breaker.state(now)
         return "up" if state == "closed" else state
 
     def usable(self, now: float) -> bool:
-        """It may be tried, full or not."""
+        """Return whether it may be tried, full or not."""
         return not self.draining and (self.breaker.open_until is None or self.breaker.allows(now))
 
     def allows(self, priority: Priority, *, alone: bool) -> bool:

@@ -46,9 +46,8 @@ _order = msgspec.json.Decoder(ToGateway)
 
 
 class RemoteAdmission(Admission):
-    """Tells the decider what happens.
-
-    What it decides comes back as messages, so that no method here returns any.
+    """Tells the decider what happens. The decisions come back as messages, so that no method here
+    returns any.
     """
 
     def __init__(self, link: Link) -> None:
@@ -69,7 +68,7 @@ class RemoteAdmission(Admission):
     ) -> list[Action]:
         self._link.send(Happened(event, request_id, flag))
         if event is Event.FINISHED:
-            # before the client has its last bytes: its next request may go to another worker
+            # Before the client has its last bytes: its next request may go to another worker.
             self._link.flush()
         return []
 
@@ -92,7 +91,7 @@ class RemoteAccounting(RequestAccounting):
         self._link = link
 
     def ended(self, exchange: Exchange, now: float) -> None:
-        """Tell of it at once: a process that is killed takes with it what it has not told."""
+        """Report it at once: what a killed process has not reported is lost."""
         asyncio.get_running_loop().call_soon(self.settle)
         super().ended(exchange, now)
 
@@ -147,9 +146,10 @@ class WorkerProxy(Proxy):
         match message:
             case messages.Granted(_, replica, queued_s, attempt, leased, may_retry):
                 exchange.leased = leased
-                (self.remote.retriable.add if may_retry else self.remote.retriable.discard)(
-                    exchange.id
-                )
+                if may_retry:
+                    self.remote.retriable.add(exchange.id)
+                else:
+                    self.remote.retriable.discard(exchange.id)
                 exchange.forward(
                     Forward(exchange.id, self.remote.spec(replica), queued_s, attempt)
                 )
@@ -163,18 +163,15 @@ class WorkerProxy(Proxy):
     def _ask_decider(self, request: ServerRequest) -> None:
         """Have a request for one of the gateway's own paths answered there."""
         request.extra = None  # it says by itself what a web page may read
-        if request.method == b"HEAD":
-            method = b"GET"
-        else:
-            method = request.method
+        method = b"GET" if request.method == b"HEAD" else request.method
         lines = lines_of(header for header in request.headers if header[0] not in NOT_ASKED_ON)
-        first = b"%b %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (
+        head = b"%b %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (
             method,
             request.target,
             lines,
             len(request.body),
         )
-        call = self._decider.send(first, DeciderAnswer(request), request.body)
+        call = self._decider.send(head, DeciderAnswer(request), request.body)
         request.on_gone = call.abort
         request.on_pause = call.pause
         request.on_resume = call.resume
@@ -278,22 +275,19 @@ class RelayWorker:
         self._proxy = proxy = WorkerProxy(self._link, self._door, setup, self._number)
         share = setup.workers
         limits = setup.server
-        shares = {
-            "max_connections": -(-limits.max_connections // share),
-            "held_bytes": limits.held_bytes // share,
-        }
-        self._server = HttpServer(
-            proxy.handle, msgspec.structs.replace(limits, **shares), proxy.check_head
+        own_limits = msgspec.structs.replace(
+            limits,
+            max_connections=-(-limits.max_connections // share),
+            held_bytes=limits.held_bytes // share,
         )
+        self._server = HttpServer(proxy.handle, own_limits, proxy.check_head)
         self._server.on_room = self._resume_taking
         self._tls = server_tls(setup)
         collect_rarely()
         self._resume_taking()
 
     def _resume_taking(self) -> None:
-        """There may be room for connections: look for those that were handed over, and ask for
-        more.
-        """
+        """Look for connections that were handed over, and ask for more, if there is room."""
         if not self._taking and self._server.has_room and not self._ended.is_set():
             self._taking = True
             asyncio.get_running_loop().add_reader(self._door, self._take_connections)
@@ -331,9 +325,8 @@ class RelayWorker:
                 await self._proxy.tick()
 
     async def _report(self) -> None:
-        """Tell the state: the sign of life too.
-
-        So it does not wait for a look at all requests, which takes longer.
+        """Report the state, which is the sign of life too. So it does not wait for a look at all
+        requests, which takes longer.
         """
         while True:
             await asyncio.sleep(LEAVING_TICK_S if self._leaving else TICK_S)
@@ -341,18 +334,19 @@ class RelayWorker:
                 self._tell_state()
 
     def _tell_state(self, settled: int = 0) -> None:
-        """What takes a look at every connection or request is told only where it is asked for."""
+        """Report the state. What takes a look at every connection or request is reported only
+        where the decider asks for it.
+        """
         assert self._proxy is not None
         events = Counter[str]()
-        for exchange in self._proxy.exchanges.values() if settled else ():
-            if exchange.granted is not None and exchange.leased:
-                exchange.count_passed(time.monotonic())
-                events[exchange.granted.replica.name] += exchange.events
-        heard, self._proxy.remote.last_heard = self._proxy.remote.last_heard, {}
-        if settled or self._leaving:
-            active = self._server.active
-        else:
-            active = 0
+        if settled:
+            for exchange in self._proxy.exchanges.values():
+                if exchange.granted is not None and exchange.leased:
+                    exchange.count_passed(time.monotonic())
+                    events[exchange.granted.replica.name] += exchange.events
+        heard = self._proxy.remote.last_heard
+        self._proxy.remote.last_heard = {}
+        active = self._server.active if settled or self._leaving else 0
         state = messages.WorkerState(
             taken=self._taken,
             open=len(self._server.open),

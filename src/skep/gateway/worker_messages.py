@@ -1,8 +1,7 @@
 """What the deciding gateway process and its relay workers say to each other, and the socket that
 carries it.
 
-Messages of one turn of the event loop leave in one write: a length, then a packed list of them.
-"""
+Messages of one turn of the event loop leave in one write: a length, then a packed list of them."""
 
 from __future__ import annotations
 
@@ -58,9 +57,8 @@ class WorkerState(Struct, array_like=True, tag=3):
     taken: int = 0  # connections so far, refused and lost ones among them
     open: int = 0
     heard: dict[str, float] = {}  # by replica: when its last byte came
-    active: int = (
-        0  # connections with a request under way; in an answer, or when the gateway is to end
-    )
+    # Connections with a request under way; in an answer, or when the gateway is to end.
+    active: int = 0
     events: dict[str, int] = {}  # by replica: of streams under way; in an answer
     settled: int = 0
     full: bool = False  # it takes no connection now
@@ -135,12 +133,12 @@ class MessageSocket(asyncio.Protocol, Generic[T]):
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the other process has not taken what was sent earlier."""
+        """Whether the other process has not taken yet what was sent earlier."""
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def send(self, message: Struct) -> None:
-        """Leaves with the others of this turn of the loop; dropped where the other process is
-        gone.
+        """Send a message with the others of this turn of the loop. It is dropped where the other
+        process is gone.
         """
         if not self._unsent:
             self._loop.call_soon(self.flush)

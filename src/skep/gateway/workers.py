@@ -1,5 +1,6 @@
 """Relay workers as the deciding gateway process sees them: it starts them, accepts connections and
-hands each to the worker with the fewest, and decides for their requests as for its own.
+hands each to the worker with the fewest, and decides for their requests as for its own. Knows
+nothing of the clients' connections after that.
 
 A worker that dies gives back its slots, and another one is started. Requests for the gateway's own
 paths come here on connections that workers open."""
@@ -41,9 +42,7 @@ SETTLE_S = 0.5  # less than the supervisor waits for the status
 
 
 class RelayedRequest(Exchange):
-    """A request whose connections are a worker's:
-    what is decided about it is told to the worker.
-    """
+    """A request whose connections are a worker's: its worker hears what is decided about it."""
 
     def __init__(
         self, worker: Worker, arrived: messages.Arrived, plan: RequestPlan, proxy: Proxy
@@ -64,15 +63,23 @@ class RelayedRequest(Exchange):
 
     @property
     def hears_of_loading(self) -> bool:
-        """Its worker looks."""
+        """Whether it has to be told of it: always, as its worker looks."""
         return True
 
     def forward(self, action: Forward) -> None:
         self.granted = self._attempt = action
         self.granted_at = time.monotonic()
         may_retry = self._relay.admission.may_retry(self.id, self.granted_at)
-        told = (self.id, action.replica.name, action.queued_s, action.attempt)
-        self.worker.link.send(messages.Granted(*told, self.leased, may_retry))
+        self.worker.link.send(
+            messages.Granted(
+                self.id,
+                action.replica.name,
+                action.queued_s,
+                action.attempt,
+                self.leased,
+                may_retry,
+            )
+        )
 
     def answer(
         self, status: int, headers: Headers, body: bytes, code: str, actions: list[Action]
@@ -97,28 +104,30 @@ class RelayedRequest(Exchange):
 
     def happened(self, event: Event, actions: list[Action]) -> None:
         """Carry out what admission makes of an event."""
-        if event in (Event.FINISHED, Event.HUNG_UP):
-            self.end("answered" if event is Event.FINISHED else "hung_up", actions)
+        if event is Event.FINISHED:
+            self.end("answered", actions)
+        elif event is Event.HUNG_UP:
+            self.end("hung_up", actions)
         elif event is not Event.ANSWERING:  # the attempt has failed
             self._attempt = None
             self._relay.carry_out(actions)
 
     def end(self, outcome: str, actions: list[Action]) -> None:
-        """Its worker accounts for it."""
+        """End it here, without an entry in the accounts: its worker makes that."""
         self.outcome = outcome
         self._relay.leave(self, actions)
 
     def lose(self) -> None:
-        """Its worker is dead, and the client's connection with it.
+        """End it: its worker is dead, and the client's connection with it.
 
-        The engine may work on: the slot is released.
+        The engine may work on, so the slot goes into release.
         """
         self.outcome = "broken"
         self.code = "stream_cut"
-        admission = self._relay.admission
-        self._relay.ended(
-            self, admission.hung_up(self.id, time.monotonic()) if self.leased else []
-        )
+        actions: list[Action] = []
+        if self.leased:
+            actions = self._relay.admission.hung_up(self.id, time.monotonic())
+        self._relay.ended(self, actions)
 
 
 class Worker:
@@ -131,9 +140,8 @@ class Worker:
         on_state: Callable[[], None],
         silence: SilenceLimits,
     ) -> None:
-        """`server` answers what the worker does not.
-
-        `on_state` is called when the worker has told its state.
+        """`server` answers what the worker does not, and `on_state` is called for each state that
+        the worker reports.
         """
         self.liveness = Liveness.ANSWERS
         self._silence = SilenceWatch(silence)
@@ -155,12 +163,12 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Connections that it has, those on their way to it included."""
+        """The connections that it has, those on their way to it included."""
         return self.state.open + self.passed - self.state.taken
 
     @property
     def takes_connections(self) -> bool:
-        """Return whether it is to get connections."""
+        """Whether it is to get connections."""
         if self.ended.is_set() or self.liveness is not Liveness.ANSWERS:
             return False
         return self.ready.is_set() and not self.state.full
@@ -171,24 +179,22 @@ class Worker:
         self._door.setblocking(False)
         with theirs, their_door:
             fds = (theirs.fileno(), their_door.fileno())
-            words = [
+            sockets = ("--link-fd", str(fds[0]), "--accept-fd", str(fds[1]))
+            self.process = await asyncio.create_subprocess_exec(
                 *argv,
-                "--link-fd",
-                str(fds[0]),
-                "--accept-fd",
-                str(fds[1]),
+                *sockets,
                 "--number",
                 str(number),
-            ]
-            self.process = await asyncio.create_subprocess_exec(
-                *words, pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL
+                pass_fds=fds,
+                stdin=DEVNULL,
+                stdout=DEVNULL,
             )
         self._processor_wait = ProcessorWait(self.process.pid)
         await self.link.connect(ours)
         asyncio.get_running_loop().add_reader(self._door, self._accept)
 
     def _accept(self) -> None:
-        """A connection on which the worker asks for the gateway's own paths."""
+        """Take a connection on which the worker asks for the gateway's own paths."""
         handed_over = receive_connection(self._door)
         if handed_over is None:
             return
@@ -200,7 +206,7 @@ class Worker:
             self._server.connections.lose()
 
     def hand_over(self, client: socket.socket) -> bool:
-        """False: it takes no connection now."""
+        """Hand a connection to the worker, and return whether it took it."""
         try:
             socket.send_fds(self._door, [b"c"], [client.fileno()])
         except OSError:
@@ -209,10 +215,7 @@ class Worker:
         return True
 
     def check_silence(self, now: float) -> None:
-        """Called a few times a second.
-
-        A worker that hangs is killed, and its link ends with it.
-        """
+        """Kill a worker that hangs; its link ends with it. Called a few times a second."""
         if self.ended.is_set():
             return
         self.liveness = self._silence.look(now, waited_s=self._processor_wait.since_last(now))
@@ -242,18 +245,19 @@ class Worker:
             case messages.Accounted(row, ended_at, events, leased):
                 self._proxy.accounts.account(row, ended_at, events, leased)
             case messages.WorkerState():
-                self._told(message)
+                self._set_state(message)
 
     def _arrived(self, message: messages.Arrived, *, late: bool = False) -> None:
-        """At the limit of its key it is asked again a moment later: the end of another may be on
-        its way here.
+        """Place a request. At the limit of its key it is tried again a moment later, once: the end
+        of another request may be on its way here.
         """
         proxy = self._proxy
         arrival = message.arrival
         if late and (arrival.request_id not in self._late or self.ended.is_set()):
             return
         self._late.discard(arrival.request_id)
-        name = message.key if proxy.guarded else None  # keys may have gone while it came
+        # The gateway's keys may have been removed meanwhile.
+        name = message.key if proxy.guarded else None
         try:
             if name is not None:
                 proxy.charge(name)
@@ -264,8 +268,9 @@ class Worker:
                     LATE_S, lambda: self._arrived(message, late=True)
                 )
                 return
+            status, headers, body = refusal.answer(message.path)
             self.link.send(
-                messages.Refused(arrival.request_id, *refusal.answer(message.path), refusal.code)
+                messages.Refused(arrival.request_id, status, headers, body, refusal.code)
             )
             return
         key = next((key for key in proxy.policy.keys if key.name == name), None)
@@ -276,7 +281,9 @@ class Worker:
         proxy.place(exchange, arrival, time.monotonic())
 
     def _happened(self, event: Event, request_id: str, flag: bool, now: float) -> None:
-        """What is told of a request that has ended here meanwhile has no effect."""
+        """Carry out what a worker says of a request. It has no effect where the request has ended
+        here meanwhile.
+        """
         self._late.discard(request_id)
         exchange = self._proxy.exchanges.get(request_id)
         if isinstance(exchange, RelayedRequest):
@@ -284,7 +291,7 @@ class Worker:
         elif event is Event.NOT_SENT:
             self._proxy.carry_out(self._proxy.admission.happened(event, request_id, now))
 
-    def _told(self, state: messages.WorkerState) -> None:
+    def _set_state(self, state: messages.WorkerState) -> None:
         self.state = state
         self._silence.heard()
         if self.liveness is Liveness.SILENT:
@@ -295,7 +302,9 @@ class Worker:
         if (settled := self._settling.get(state.settled)) is not None:
             self.events = state.events
             settled.set()
-        for replica in self._proxy.admission.replicas() if state.heard else ():
+        if not state.heard:
+            return
+        for replica in self._proxy.admission.replicas():
             if replica.name in state.heard:
                 self._proxy.admission.heard(replica.spec, state.heard[replica.name])
 
@@ -324,7 +333,7 @@ class Workers:
         orders: Callable[[], list[Any]],
         silence: SilenceLimits,
     ) -> None:
-        """`orders`: what a new worker has to be told first."""
+        """`orders` returns the messages that a new worker gets first."""
         self._silence = silence
         self.running: list[Worker] = []
         self._proxy = proxy
@@ -332,7 +341,7 @@ class Workers:
         self._count = count
         self._orders = orders
         self._acceptor: ConnectionAcceptor | None = None
-        self._accepted: socket.socket | None = None  # which no worker could take yet
+        self._accepted: socket.socket | None = None  # a connection that no worker could take yet
         self._refused_before = Counter[str]()  # by workers that have ended
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -343,14 +352,14 @@ class Workers:
 
     @property
     def active(self) -> int:
-        """Connections with a request under way, and those that a worker has not taken yet."""
+        """The connections with a request under way, and those that no worker has taken yet."""
         return sum(
             worker.state.active + worker.passed - worker.state.taken for worker in self.running
         )
 
     @property
     def refused(self) -> Counter[str]:
-        """Connections that could not be served, by reason."""
+        """The connections that could not be served, by reason."""
         return sum((worker.refused for worker in self.running), self._refused_before)
 
     @property
@@ -426,10 +435,7 @@ class Workers:
                 self._refused_before += worker.refused
                 code = await worker.process.wait()
                 if not self._stopping:
-                    if worker.liveness is Liveness.HANGS:
-                        why = " why=silent"
-                    else:
-                        why = ""
+                    why = " why=silent" if worker.liveness is Liveness.HANGS else ""
                     print(  # noqa: T201 - the gateway's log
                         f"worker.ended number={number} code={code}{why}",
                         file=sys.stderr,
@@ -437,12 +443,11 @@ class Workers:
                     )
             except OSError as error:
                 print(  # noqa: T201 - the gateway's log
-                    (f"worker.failed number={number} why={error!r}"), file=sys.stderr, flush=True
+                    f"worker.failed number={number} why={error!r}", file=sys.stderr, flush=True
                 )
             if time.monotonic() - started > STABLE_S:
-                failures = 1
-            else:
-                failures = failures + 1
+                failures = 0
+            failures += 1
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
     def _has_room(self) -> bool:
@@ -454,16 +459,15 @@ class Workers:
         If none takes it now, it waits, and all others with it.
         """
         workers = [worker for worker in self.running if worker.takes_connections]
-        if any(
-            worker.hand_over(client) for worker in sorted(workers, key=lambda worker: worker.load)
-        ):
+        workers.sort(key=lambda worker: worker.load)
+        if any(worker.hand_over(client) for worker in workers):
             client.close()
             return
         self._accepted = client
         asyncio.get_running_loop().call_later(FULL_S, self._accept_again)
 
     def _accept_again(self) -> None:
-        """A worker may take connections."""
+        """Offer the waiting connection again, and accept others: a worker may take them now."""
         client = self._accepted
         if client is not None and any(worker.takes_connections for worker in self.running):
             self._accepted = None

@@ -1,4 +1,5 @@
-"""/v1/files and /v1/batches as OpenAI defines them, for the gateway to mount.
+"""/v1/files and /v1/batches as OpenAI defines them, for the gateway to mount. Knows nothing of how
+batches are carried out.
 
 The shapes are OpenAI's: https://platform.openai.com/docs/api-reference/batch and /files. Answers
 are made in threads: the store, the disk and a form of many megabytes block, and no token of
@@ -54,12 +55,12 @@ LONGEST_NAME = 255
 AGAIN_S = 5.0
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([hms])")
 _UNITS = {"h": 3600, "m": 60, "s": 1}
+SHOWN_TIMES = [status for status in BatchStatus if status is not BatchStatus.VALIDATING]
 
 Owner = str | None  # None: no keys are wanted, and everything is everybody's
 Document = dict[str, Any]
-Answering = Callable[
-    [BatchStore, ServerRequest, Owner], Document | StoredFile
-]  # StoredFile: what it holds
+# A StoredFile is answered with what it holds.
+Answering = Callable[[BatchStore, ServerRequest, Owner], Document | StoredFile]
 Route = Callable[[ServerRequest], None]
 
 
@@ -100,18 +101,18 @@ class BatchApi:
         }
 
     async def run(self) -> None:
-        """As long as the gateway runs. Batches that an earlier one left are taken up at once."""
+        """Carry out batches as long as the gateway runs, beginning with those that an earlier one
+        left.
+        """
         try:
             async with self._tasks:
                 while not self.runner.leaving:
                     try:
                         await self.runner.run(await self._open())
-                    except (
-                        Exception
-                    ) as error:  # whatever it is, the gateway goes on, and the API with it
+                    except Exception as error:  # whatever it is, the API goes on
                         self._say(f"batches are waiting: {error!r}")
                         await asyncio.sleep(AGAIN_S)
-                await asyncio.Event().wait()  # who asks for a file or a batch is still answered
+                await asyncio.Event().wait()  # requests for files and batches are still answered
         finally:
             if self._store is not None:
                 self._store.close()
@@ -141,8 +142,15 @@ class BatchApi:
             raise BatchApiError(400, message, param="purpose")
         now = time.time()
         size = len(content.content)
-        name = _plain_name(content.filename)
-        file = StoredFile(new_file_id(), owner or "", now, name, purpose, size, now + BATCH_FILE_S)
+        file = StoredFile(
+            id=new_file_id(),
+            owner=owner or "",
+            created_at=now,
+            filename=_plain_name(content.filename),
+            purpose=purpose,
+            bytes=size,
+            expires_at=now + BATCH_FILE_S,
+        )
         self._room.require_space(size)
         self._room.write(file.id, (content.content,))
         try:
@@ -158,14 +166,8 @@ class BatchApi:
         after = query.get("after")
         if after is not None:
             _file(store, owner, after)
-        return page(
-            [
-                *map(
-                    file_document, store.files(owner, query.get("purpose"), after, limit=limit + 1)
-                )
-            ],
-            limit,
-        )
+        files = store.files(owner, query.get("purpose"), after, limit=limit + 1)
+        return page([file_document(file) for file in files], limit)
 
     def _show_file(
         self, store: BatchStore, request: ServerRequest, owner: Owner
@@ -204,14 +206,14 @@ class BatchApi:
         now = time.time()
         batch_id = f"batch_{secrets.token_hex(12)}"
         order = BatchOrder(
-            batch_id,
-            owner or "",
-            now,
-            batch_spec.endpoint,
-            file.id,
-            batch_spec.completion_window,
-            now + window_s,
-            batch_spec.metadata,
+            id=batch_id,
+            owner=owner or "",
+            created_at=now,
+            endpoint=batch_spec.endpoint,
+            input_file_id=file.id,
+            completion_window=batch_spec.completion_window,
+            expires_at=now + window_s,
+            metadata=batch_spec.metadata,
         )
         if not store.add_batch(order):  # deleted a moment ago
             raise _no_such("File", file.id, "input_file_id")
@@ -223,7 +225,8 @@ class BatchApi:
         after = query.get("after")
         if after is not None:
             _batch(store, owner, after)
-        return page([*map(batch_document, store.batches(owner, after, limit=limit + 1))], limit)
+        batches = store.batches(owner, after, limit=limit + 1)
+        return page([batch_document(batch) for batch in batches], limit)
 
     def _show_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         return batch_document(_batch(store, owner, _below(request, "/v1/batches/")))
@@ -245,14 +248,13 @@ class BatchApi:
     def _answers(self, answering: Answering) -> Route:
         def route(request: ServerRequest) -> None:
             key = self._key_of(request)
-            self._tasks.create_task(
-                self._answer(request, None if key is None else key.name, answering)
-            )
+            owner = key.name if key is not None else None
+            self._tasks.create_task(self._answer(request, owner, answering))
 
         return route
 
     async def _answer(self, request: ServerRequest, owner: Owner, answering: Answering) -> None:
-        """Nothing a request does ends the others."""
+        """Answer a request. Nothing that it does ends the others."""
         try:
             store = await self._open()
             answer = await asyncio.to_thread(answering, store, request, owner)
@@ -278,7 +280,7 @@ class BatchApi:
             _refuse(request, BatchApiError(500, message, code="internal_error"))
 
     async def _send_content(self, request: ServerRequest, file: StoredFile) -> None:
-        """In pieces, as fast as the client reads."""
+        """Send a file in pieces, as fast as the client reads."""
         try:
             source = await asyncio.to_thread(self._room.path(file.id).open, "rb")
         except FileNotFoundError:
@@ -342,7 +344,7 @@ class BatchSpec(msgspec.Struct, frozen=True):
 
 
 def parse_batch_spec(body: bytes) -> BatchSpec:
-    """Return what a client says when it makes a batch. Raises BatchApiError."""
+    """Return the batch that a body asks for. Raises BatchApiError."""
     try:
         spec = msgspec.json.decode(body, type=BatchSpec)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -359,7 +361,9 @@ def parse_batch_spec(body: bytes) -> BatchSpec:
 
 
 def window_seconds(window: str) -> int:
-    """`24h` is what OpenAI takes; shorter ones are taken here too."""
+    """Return the seconds of a completion window: `24h`, as OpenAI takes it, or a shorter one.
+    Raises BatchApiError.
+    """
     match = _WINDOW.fullmatch(window)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= LONGEST_WINDOW_S:
@@ -372,15 +376,9 @@ def window_seconds(window: str) -> int:
 
 def _plain_name(filename: str | None) -> str:
     """Return the last part of a path, of any system, without what a terminal would obey."""
-    name = re.split(r"[/\\]", filename or "")[-1][:LONGEST_NAME]
-    return (
-        storable(
-            "".join(
-                character if character.isprintable() else "_" for character in name.lstrip(".")
-            )
-        )
-        or "upload"
-    )
+    name = re.split(r"[/\\]", filename or "")[-1][:LONGEST_NAME].lstrip(".")
+    printable = (character if character.isprintable() else "_" for character in name)
+    return storable("".join(printable)) or "upload"
 
 
 def _below(request: ServerRequest, place: str) -> str:
@@ -401,7 +399,8 @@ def _limit(query: dict[str, str], *, default: int, maximum: int) -> int:
 
 def _file(store: BatchStore, owner: Owner, name: str, *, param: str = "id") -> StoredFile:
     file = store.file(name)
-    if file is None or (file.expires_at or inf) <= time.time() or owner not in (None, file.owner):
+    is_there = file is not None and (file.expires_at or inf) > time.time()
+    if file is None or not is_there or owner not in (None, file.owner):
         raise _no_such("File", name, param)
     return file
 
@@ -417,8 +416,8 @@ def _batch(store: BatchStore, owner: Owner, name: str) -> StoredBatch:
 
 
 def _no_such(kind: str, name: str, param: str = "id") -> BatchApiError:
-    """`kind`: "File" or "Batch". The same words for one that was never there and for one of
-    another key.
+    """Return the refusal for a "File" or a "Batch", in the same words for one that never was and
+    for one of another key.
     """
     status = 404 if param == "id" else 400
     return BatchApiError(
@@ -430,10 +429,7 @@ def _refuse(request: ServerRequest, refusal: BatchApiError) -> None:
     if request.started:
         request.cut()
         return
-    if refusal.status >= 500:
-        kind = "server_error"
-    else:
-        kind = "invalid_request_error"
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
     error = {
         "message": refusal.message,
         "type": kind,
@@ -447,73 +443,79 @@ def _refuse(request: ServerRequest, refusal: BatchApiError) -> None:
 
 
 def file_document(file: StoredFile) -> Document:
-    fields = {name: getattr(file, name) for name in ("id", "bytes", "filename", "purpose")}
-    times = {
+    return {
+        "id": file.id,
+        "bytes": file.bytes,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "object": "file",
         "created_at": int(file.created_at),
-        "expires_at": file.expires_at and int(file.expires_at),
+        "expires_at": _unix_time(file.expires_at),
+        "status": "processed",
+        "status_details": None,
     }
-    return {**fields, "object": "file", **times, "status": "processed", "status_details": None}
 
 
 def batch_document(batch: StoredBatch) -> Document:
     order = batch.order
-    times = batch.times
     detail = batch.detail
-    tally = batch.detail["tally"]
+    tally = detail["tally"]
     faults = detail.get("errors")
+    times = {f"{status}_at": _unix_time(batch.times.get(status)) for status in SHOWN_TIMES}
     return {
-        **{
-            name: getattr(order, name)
-            for name in ("id", "endpoint", "input_file_id", "completion_window")
-        },
-        **{name: detail.get(name) for name in ("model", "output_file_id", "error_file_id")},
+        "id": order.id,
+        "endpoint": order.endpoint,
+        "input_file_id": order.input_file_id,
+        "completion_window": order.completion_window,
+        "model": detail.get("model"),
+        "output_file_id": detail.get("output_file_id"),
+        "error_file_id": detail.get("error_file_id"),
         "object": "batch",
         "errors": None if faults is None else {"object": "list", "data": faults},
         "status": batch.status.value,
         "created_at": int(order.created_at),
         "expires_at": int(order.expires_at),
-        **{
-            f"{status}_at": (at := times.get(status)) and int(at)
-            for status in BatchStatus
-            if status is not BatchStatus.VALIDATING
-        },
+        **times,
         "request_counts": {
             "total": detail.get("total", 0),
-            **{name: tally[name] for name in ("completed", "failed")},
+            "completed": tally["completed"],
+            "failed": tally["failed"],
         },
         "usage": _usage(tally) if batch.status.is_final else None,
         "metadata": None if order.metadata is None else dict(order.metadata),
     }
 
 
-def _usage(tally: Document) -> Document | None:
-    """None: no answer told its tokens.
+def _unix_time(at: float | None) -> int | None:
+    return int(at) if at is not None else None
 
-    Details that were never told are given as 0, for clients expect a number.
+
+def _usage(tally: Document) -> Document | None:
+    """Return the tokens of a batch; None: no answer reported any.
+
+    Details that were never reported are 0, as clients expect a number.
     """
     counts = {
         name: tally.get(f"{name}_tokens") for name in ("prompt", "cached", "output", "reasoning")
     }
+    if counts["prompt"] is None and counts["output"] is None:
+        return None
     prompt, cached, output, reasoning = (count or 0 for count in counts.values())
-    usage = {
+    return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached},
         "output_tokens": output,
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": prompt + output,
     }
-    if counts["prompt"] is None and counts["output"] is None:
-        return None
-    return usage
 
 
 def page(documents: list[Document], limit: int) -> Document:
     data = documents[:limit]
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {
         "object": "list",
         "data": data,
-        "first_id": first,
-        "last_id": last,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
         "has_more": len(documents) > limit,
     }

@@ -2,7 +2,7 @@
 `scheduler`.
 
 Their requests are the gateway's own: each comes on no connection, waits in the class `batch`, and
-is counted like every other. What is held of answers that are not whole yet is bounded.
+is counted like all others. What is held of answers that are not whole yet is bounded.
 
 One process at a time works on batches: while a gateway is replaced there are two, and a lock of
 the kernel, which a killed process cannot keep, says which."""
@@ -14,7 +14,7 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -64,12 +64,12 @@ class InternalRequest:
         body: bytes,
         on_end: Callable[[], None],
     ) -> None:
-        """With the rights of its owner.
+        """Submit the request with the rights of its owner.
 
-        As HTTP/1.0, whose answers have no chunks to be taken apart again.
+        It is HTTP/1.0, whose answers have no chunks to be taken apart again.
         """
         self.owner = owner
-        self.answer: BatchAnswer | None = None  # None: not whole yet, or nobody wants it
+        self.answer: BatchAnswer | None = None  # None: not whole yet, or given up
         self.held_bytes = 0
         self._port = port
         self._on_end = on_end
@@ -81,19 +81,17 @@ class InternalRequest:
 
     @property
     def waiting(self) -> bool:
-        """No replica has it yet."""
-        return (
-            self._request is not None
-            and self._exchange is not None
-            and not self._exchange.under_way
-        )
+        """Whether no replica has it yet."""
+        if self._request is None or self._exchange is None:
+            return False
+        return not self._exchange.under_way
 
     def end(self, answer: BatchAnswer | None = None) -> None:
-        """Drop what came and end the call to the replica: in the next round, for the exchange may
-        be writing just now. None: nobody wants the answer any more. Repeats have no effect."""
-        # the accounts keep the request for a while
+        """Drop what was received and end the call to the replica: in the next turn of the event
+        loop, as the exchange may be writing just now. `answer` None: it is given up. Repeats have
+        no effect."""
         request = self._request
-        self._request = None
+        self._request = None  # the accounts keep the request for a while
         if request is None:
             return
         self.answer = answer
@@ -143,9 +141,9 @@ class BatchGatewayPort:
             if len(models) == 1:
                 return None
             return f"several models are served here: {served}; name one in the body"
-        if self.proxy.admission.knows(model) or any(
-            fnmatchcase(model, alias) for alias in self.proxy.policy.aliases
-        ):
+        if self.proxy.admission.knows(model):
+            return None
+        if any(fnmatchcase(model, alias) for alias in self.proxy.policy.aliases):
             return None
         return f"the model `{model[:80]}` is not served here; known: {served}"
 
@@ -156,7 +154,10 @@ class BatchGatewayPort:
         limit = next(
             (key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None
         )
-        return limit is None or sum(call.owner == owner for call in self.out) < max(1, limit - 1)
+        if limit is None:
+            return True
+        out = sum(call.owner == owner for call in self.out)
+        return out < max(1, limit - 1)
 
     def send(
         self, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]
@@ -164,13 +165,13 @@ class BatchGatewayPort:
         return InternalRequest(self, owner, endpoint, body, on_end)
 
     async def ready(self) -> None:
-        """Until it knows what it serves."""
+        """Wait until it knows what it serves."""
         while not self.proxy.admission.models:
             await asyncio.sleep(READY_POLL_S)
 
 
 def _parse_answer(received: bytes) -> BatchAnswer:
-    """Of the bytes of a whole answer."""
+    """Return the answer that the bytes of a whole response hold."""
     head, _, body = received.partition(b"\r\n\r\n")
     fields = dict(re.findall(rb"\r\n(retry-after|x-skep): *([^\r\n]*)", head))
     request_id = gateway_fields(fields.get(b"x-skep")).get("id", "")
@@ -194,9 +195,9 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 @dataclass(eq=False)
 class BatchSender:
-    """Sends the requests of one batch as its schedule says, and records what came.
+    """Sends the requests of one batch as its schedule says, and records their results.
 
-    Nothing new is sent while the store does not take what there is: what is not recorded is asked
+    Nothing new is sent while the store does not take the results: a request without one is sent
     again after a crash."""
 
     runner: BatchRunner
@@ -217,13 +218,13 @@ class BatchSender:
 
     @property
     def _halt(self) -> BatchStatus | None:
-        """What it becomes before its end: no more is sent.
+        """What becomes of the batch before its end: no more is sent.
 
         IN_PROGRESS: it goes on later, or elsewhere.
         """
-        if self.cancelled or time.time() >= self.order.expires_at:
-            if self.cancelled:
-                return BatchStatus.CANCELLED
+        if self.cancelled:
+            return BatchStatus.CANCELLED
+        if time.time() >= self.order.expires_at:
             return BatchStatus.EXPIRED
         if self.runner.leaving:
             return BatchStatus.IN_PROGRESS
@@ -240,7 +241,7 @@ class BatchSender:
                 await self._send()
                 halt = self._halt
                 if halt is not None:
-                    self._collect()  # what came while others were sent
+                    self._collect()  # answers that came while others were sent
                     self._give_up(only_waiting=halt is BatchStatus.IN_PROGRESS)
                 try:
                     await self._record()
@@ -249,10 +250,7 @@ class BatchSender:
                         f"{self.order.id}: results are not recorded yet: {error.message}"
                     )
                     await asyncio.sleep(STORE_AGAIN_S)
-                if self.schedule.done:
-                    status: BatchStatus | None = BatchStatus.COMPLETED
-                else:
-                    status = halt
+                status = BatchStatus.COMPLETED if self.schedule.done else halt
                 if status is not None and not self._out and not self._unrecorded:
                     return status
                 await _wait(self._wake, SENDING_LOOK_S)
@@ -263,7 +261,7 @@ class BatchSender:
                 await self._record()
 
     async def _record(self) -> None:
-        """All that came meanwhile in one transaction, and what replicas have now."""
+        """Store all results so far in one transaction, with what replicas have now."""
         results = self._unrecorded
         under_way = {index for index, call in self._out.items() if not call.waiting}
         if results or under_way != self._recorded:
@@ -285,11 +283,12 @@ class BatchSender:
             self._unrecorded.append(result_of(request, answer, _name(), time.time()))
 
     async def _send(self) -> None:
-        """As many as there is room for, a few at a time: what came is recorded in between."""
+        """Send as many as there is room for, a few at a time: results are recorded in between."""
         for _ in range(BACKLOG - sum(call.waiting for call in self._out.values())):
             if self._halt is not None or not self.runner.gateway.has_room(self.order.owner):
                 return
-            if (request := self.schedule.next(time.monotonic())) is None:
+            request = self.schedule.next(time.monotonic())
+            if request is None:
                 return
             await self._send_one(request)
             self._wake.set()
@@ -304,9 +303,8 @@ class BatchSender:
         except (FileNotFoundError, ValueError):
             self._answered(request.index, BatchAnswer(None, fault="input_file_missing"))
             return
-        if self.runner.gateway.has_room(
-            order.owner
-        ):  # another batch of the same owner may have been quicker
+        # Asked again: another batch of the same owner may have been quicker.
+        if self.runner.gateway.has_room(order.owner):
             self._out[request.index] = self.runner.gateway.send(
                 order.owner, order.endpoint, body, self._wake.set
             )
@@ -343,25 +341,24 @@ class BatchRunner:
         # There is a new batch, or one was cancelled, or the store is another one.
         self.wake = asyncio.Event()
         self.leaving = False
-        self._under_way: dict[
-            str, BatchSender | None
-        ] = {}  # None: being checked, or written to its files
+        # By id; None: the batch is being checked, or written to its files.
+        self._under_way: dict[str, BatchSender | None] = {}
         self._resting: dict[str, float] = {}
         self._turn: set[BatchSchedule] = set()
 
     @property
     def busy(self) -> bool:
-        """A batch is being checked, sent or written to its files."""
+        """Whether a batch is being checked, sent or written to its files."""
         return bool(self._under_way)
 
     def leave(self) -> None:
-        """Another process takes over: finish what is out, begin nothing."""
+        """Finish what is out and begin nothing: another process takes over."""
         self.leaving = True
         self.wake.set()
 
     async def run(self, store: BatchStore) -> None:
-        """Until told to leave, and then until nothing is out;
-        or until the store is another one.
+        """Carry out batches until `leave`, and then until nothing is out; or until the store is
+        another one.
         """
         self.store = store
         while not self.leaving:
@@ -390,18 +387,21 @@ class BatchRunner:
                     if batch.cancelling and (sender := self._under_way.get(batch.id)) is not None:
                         sender.cancelled = True
                 rested = [batch for batch in unfinished if self._resting.get(batch.id, 0.0) <= now]
-                for batch in choose(rested, self._under_way) if not self.leaving else ():
-                    self._under_way[batch.id] = None
-                    carrying.add(task := tasks.create_task(self._carry(batch.id)))
-                    task.add_done_callback(carrying.discard)
+                if not self.leaving:
+                    for batch in choose(rested, self._under_way):
+                        self._under_way[batch.id] = None
+                        task = tasks.create_task(self._carry(batch.id))
+                        carrying.add(task)
+                        task.add_done_callback(carrying.discard)
             except (SkepError, OSError) as error:
                 self.say(f"batches cannot be looked up: {error}")
             await _wait(self.wake, LOOK_S)
-        for task in carrying if not self.leaving else ():  # what is under way is nobody's any more
-            task.cancel()
+        if not self.leaving:  # the store is another one: what is under way belongs to none
+            for task in carrying:
+                task.cancel()
 
     async def _carry(self, batch_id: str) -> None:
-        """To its end, or as far as it comes: what is in its way may be gone later."""
+        """Carry a batch out to its end, or as far as it comes: it is tried again later."""
         try:
             await self._carry_on(batch_id)
         except Exception as error:  # whatever it is, the other batches go on
@@ -415,26 +415,22 @@ class BatchRunner:
         batch = await asyncio.to_thread(self.store.batch, batch_id)
         if batch is None or batch.status.is_final:
             return
-        if (
-            batch.status is BatchStatus.VALIDATING
-        ):  # its model is known then: it begins when there is room for it
+        if batch.status is BatchStatus.VALIDATING:
+            # Its model is known then: it begins when there is room for it.
             await asyncio.to_thread(self._check, batch.order)
             return
         pending, lost = await asyncio.to_thread(
             lambda: (self.store.pending(batch_id), self.store.lost(batch_id))
         )
-        sender = BatchSender(
-            self, batch.order, schedule := BatchSchedule(pending, lost, self._turn)
-        )
+        schedule = BatchSchedule(pending, lost, self._turn)
+        sender = BatchSender(self, batch.order, schedule)
         sender.cancelled = BatchStatus.CANCELLING in batch.times
         self._under_way[batch_id] = sender
         status = await sender.run()
-        if (
-            BatchStatus.IN_PROGRESS not in batch.times
-        ):  # it was cancelled before it had any requests
-            status = BatchStatus.CANCELLED
+        if BatchStatus.IN_PROGRESS not in batch.times:
+            status = BatchStatus.CANCELLED  # before it had any requests
         if status is not BatchStatus.IN_PROGRESS:
-            await asyncio.to_thread(self._finish, batch.order, schedule.left(), status)
+            await asyncio.to_thread(self._finish, batch.order, schedule.remaining(), status)
 
     # In threads
 
@@ -459,38 +455,56 @@ class BatchRunner:
         now = time.time()
         if status is not BatchStatus.CANCELLED:
             self.store.become(order.id, BatchStatus.FINALIZING, now)
-        names = ((request, f"batch_req_{order.id[6:]}_{request.index}") for request in unanswered)
-        never = (
-            result_of(request, BatchAnswer(None, fault=f"batch_{status}"), name, now).line
-            for request, name in names
+        never_sent = (
+            result_of(
+                request,
+                BatchAnswer(None, fault=f"batch_{status}"),
+                f"batch_req_{order.id[6:]}_{request.index}",
+                now,
+            ).line
+            for request in unanswered
         )
-        output, errors = (self.store.lines(order.id, ok=ok) for ok in (True, False))
+        lines_of_kind = {
+            "output": self.store.lines(order.id, ok=True),
+            "error": chain(self.store.lines(order.id, ok=False), never_sent),
+        }
         files: dict[str, StoredFile] = {}
         ended = False
         try:
-            for kind, lines in (("output", output), ("error", chain(errors, never))):
-                if (first := next(lines, None)) is not None:
-                    file_id = new_file_id()
-                    name = f"{order.id}_{kind}.jsonl"
-                    size = self.room.write(file_id, chain((first,), lines))
-                    file = StoredFile(
-                        file_id, order.owner, now, name, "batch_output", size, now + BATCH_FILE_S
-                    )
-                    files[f"{kind}_file_id"] = file
+            for kind, lines in lines_of_kind.items():
+                first_line = next(lines, None)
+                if first_line is not None:
+                    content = chain((first_line,), lines)
+                    files[f"{kind}_file_id"] = self._write_output(order, kind, content, now)
             tally = self.store.tally(order.id)
             ids = {name: file.id for name, file in files.items()}
             ended = self.store.become(
                 order.id, status, time.time(), [*files.values()], tally=tally, **ids
             )
         finally:
-            for file in (
-                files.values() if not ended else ()
-            ):  # a full disk is not filled further, try by try
-                self.room.delete(file.id)
+            if not ended:  # a full disk is not filled further, try by try
+                for file in files.values():
+                    self.room.delete(file.id)
         self.store.forget_ended()
 
+    def _write_output(
+        self, order: BatchOrder, kind: str, lines: Iterable[bytes], now: float
+    ) -> StoredFile:
+        """Write one of the files of a batch that ends."""
+        file_id = new_file_id()
+        size = self.room.write(file_id, lines)
+        return StoredFile(
+            id=file_id,
+            owner=order.owner,
+            created_at=now,
+            filename=f"{order.id}_{kind}.jsonl",
+            purpose="batch_output",
+            bytes=size,
+            expires_at=now + BATCH_FILE_S,
+        )
+
     def _tidy(self) -> None:
-        """What expired, and what a killed process left behind."""
+        """Delete what expired, and what a killed process left behind."""
         for file_id in self.store.expired_files(time.time()):
             if self.store.delete_file(file_id) is None:
                 self.room.delete(file_id)

@@ -24,11 +24,10 @@ from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
 from skep.units import MIB
 from skep.wire.openai import FULL_OR_AWAY, REFUSALS, json_object
 
-COSTLY = frozenset(
-    ("replica_lost", "replica_timeout")
-)  # of the gateway: a replica had it, and gave no answer
+# The gateway's codes where a replica had the request, and gave no answer.
+COSTLY = frozenset(("replica_lost", "replica_timeout"))
 MOST_COSTLY = 5  # such answers, or broken ones, of one request
-# deaths of the gateway while one request was under way
+# Deaths of the gateway while one request was under way.
 ALONE_FROM = 3
 MOST_LOST = 5
 _NO_ANSWER = FULL_OR_AWAY | {None}  # None: it was broken off
@@ -89,51 +88,49 @@ class BatchSchedule:
             request for request in pending if lost.get(request.index, 0) >= MOST_LOST
         ]
         self._suspects = {index for index, times in lost.items() if times >= ALONE_FROM}
-        # Of all others, of suspects: the soonest first.
-        self._queues: tuple[list[_Queued], list[_Queued]] = (
-            [],
-            [],
-        )
+        # The first of all others, the second of suspects; the soonest first.
+        self._queues: tuple[list[_Queued], list[_Queued]] = ([], [])
         for request in pending:
             if lost.get(request.index, 0) < MOST_LOST:
                 self._queues[request.index in self._suspects].append((0.0, request.index, request))
         self._turn = set() if turn is None else turn
         self.out: dict[int, BatchRequest] = {}
-        self._tried: dict[
-            int, tuple[int, int]
-        ] = {}  # how often, and how often at the cost of a replica
+        # By index: how often, and how often at the cost of a replica.
+        self._tried: dict[int, tuple[int, int]] = {}
         self._held_until = 0.0  # the endpoint said when to come back: nothing new goes out before
 
     @property
     def done(self) -> bool:
         return not (self.out or any(self._queues))
 
-    def left(self) -> list[BatchRequest]:
-        """Return everything without a final answer, in the file's order."""
+    def remaining(self) -> list[BatchRequest]:
+        """Return all requests without a final answer, in the file's order."""
         queued = (request for queue in self._queues for _, _, request in queue)
         return sorted((*queued, *self.out.values()), key=lambda request: request.index)
 
     def next(self, now: float) -> BatchRequest | None:
-        """It counts as out until it is `answered` or taken back."""
+        """Return a request that goes out now. It counts as out until it is `answered` or taken
+        back.
+        """
         for is_suspect, queue in enumerate(self._queues):
-            if (
-                queue
-                and max(queue[0][0], self._held_until) <= now
-                and not (is_suspect and self._turn)
-            ):
-                _, index, self.out[index] = heapq.heappop(queue)
-                if is_suspect:
-                    self._turn.add(self)
-                return self.out[index]
+            if not queue or max(queue[0][0], self._held_until) > now:
+                continue
+            if is_suspect and self._turn:
+                continue
+            _, index, request = heapq.heappop(queue)
+            self.out[index] = request
+            if is_suspect:
+                self._turn.add(self)
+            return request
         return None
 
     def take_back(self, index: int, due_at: float = 0.0) -> None:
-        """It was out and comes again."""
+        """Queue a request again that was out; it may go out from `due_at` on."""
         heapq.heappush(self._queues[index in self._suspects], (due_at, index, self.out.pop(index)))
         self._pass_turn(index)
 
     def leave(self) -> None:
-        """Nothing of it goes out any more: another batch may have the turn."""
+        """Pass the turn on to another batch: nothing of this one goes out any more."""
         self._turn.discard(self)
 
     def answered(self, index: int, answer: BatchAnswer, now: float) -> bool:
@@ -160,7 +157,7 @@ class BatchSchedule:
 
 
 def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) -> BatchResult:
-    """Of an answer that is final. `name` is the line's own id."""
+    """Return the result of an answer that is final. `name` is the line's own id."""
     document: dict[str, Any] = {
         "id": name,
         "custom_id": request.custom_id,
@@ -185,19 +182,20 @@ def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) 
 
 
 def _code_of(body: bytes) -> str | None:
-    """Of an error in the gateway's own words."""
-    document = (json_object(body) if b'"source"' in body else None) or {}
-    if document.get("source") == "gateway":
-        error = document.get("error")
-    else:
-        error = None
-    if isinstance(error, dict):
+    """Return the code of an error in the gateway's own words; None: it is no such error."""
+    if b'"source"' not in body:
+        return None
+    document = json_object(body) or {}
+    error = document.get("error")
+    if document.get("source") == "gateway" and isinstance(error, dict):
         return error.get("code")
     return None
 
 
 def _one_line(body: bytes) -> bytes:
-    """As JSON without line ends: as it came where it can be, as a text where it is no JSON."""
+    """Return a body as JSON without line ends: unchanged where it can be, as a text where it is no
+    JSON.
+    """
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

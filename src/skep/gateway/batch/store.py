@@ -75,9 +75,9 @@ class BatchOrder(msgspec.Struct, frozen=True):
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
-    """`times`: when it became what. `detail`: what its events tell, in one: model, total, errors,
-    ids of files; and its `tally`: what came of its requests so far. Tokens are None where no
-    answer told them."""
+    """`times`: when it got which status. `detail`: the details of all its events together: model,
+    total, errors, ids of files; and its `tally`: results of its requests so far. Tokens are None
+    where no answer reported them."""
 
     order: BatchOrder
     status: BatchStatus
@@ -90,9 +90,8 @@ class UnfinishedBatch(msgspec.Struct, frozen=True):
     owner: str
     model: str | None  # None: its file was not read yet, or names none
     cancelling: bool = False
-    ending: bool = (
-        False  # it needs no room: it is cancelled or expired, and nothing of it is sent any more
-    )
+    # It needs no room: it is cancelled or expired, and nothing of it is sent any more.
+    ending: bool = False
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
@@ -145,17 +144,13 @@ class BatchStore:
         *,
         limit: int = -1,
     ) -> list[StoredFile]:
-        """Newest first; `owner` None: of all."""
+        """Return files, the newest first; `owner` None: of all owners."""
         return read(self.database.read(_SQL["files"], owner, purpose, after, limit), StoredFile)
 
     def delete_file(self, file_id: str) -> str | None:
-        """None: it is not there any more.
-
-        Else the unfinished batch that reads it, and it stays.
-        """
-        with (
-            self.database.transaction() as connection
-        ):  # no batch can begin to read it between the look and the deed
+        """Delete a file, unless an unfinished batch reads it: return the id of that, else None."""
+        # In one transaction: no batch can begin to read it between the look and the deletion.
+        with self.database.transaction() as connection:
             user = connection.execute(_SQL["user"], (file_id,)).fetchone()
             if user is None:
                 connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
@@ -172,7 +167,9 @@ class BatchStore:
     # Batches
 
     def add_batch(self, order: BatchOrder) -> bool:
-        """False: its input file is not there any more."""
+        """Add a batch, and return whether that was possible: its input file may not be there any
+        more.
+        """
         with self.database.transaction() as connection:
             input_file = connection.execute(
                 "SELECT 1 FROM files WHERE id = ?", (order.input_file_id,)
@@ -190,13 +187,13 @@ class BatchStore:
     def batches(
         self, owner: str | None = None, after: str | None = None, *, limit: int = -1
     ) -> list[StoredBatch]:
-        """Newest first; `owner` None: of all."""
+        """Return batches, the newest first; `owner` None: of all owners."""
         return [
             self._batch_of(row) for row in self.database.read(_SQL["batches"], owner, after, limit)
         ]
 
     def unfinished(self, now: float) -> list[UnfinishedBatch]:
-        """Oldest first."""
+        """Return the batches that have not ended, the oldest first."""
         return read(self.database.read(_SQL["unfinished"], now), UnfinishedBatch)
 
     def become(
@@ -207,9 +204,9 @@ class BatchStore:
         files: Sequence[StoredFile] = (),
         **detail: Any,
     ) -> bool:
-        """With its output files, where it ends: all or none.
+        """Give a batch its next status, with its output files where it ends: all or none.
 
-        False: it had been that before, or has ended.
+        Return whether it got it: not if it has had it before, or has ended.
         """
         with self.database.transaction() as connection:
             became = _event(connection, batch_id, status, at, detail)
@@ -220,7 +217,7 @@ class BatchStore:
     def validated(
         self, batch_id: str, at: float, model: str | None, requests: Iterable[BatchRequest]
     ) -> None:
-        """The list of its requests, and with it the beginning of the work. All of it or none."""
+        """Store the list of its requests, and with it the beginning of the work: all or none."""
         rows = list(requests)
         with self.database.transaction() as connection:
             if _event(
@@ -237,8 +234,8 @@ class BatchStore:
         return read(self.database.read(_SQL["pending"], batch_id), BatchRequest)
 
     def lost(self, batch_id: str) -> dict[int, int]:
-        """Of requests without a result, by index: how often the process that worked on it died
-        meanwhile.
+        """Return how often the process that worked on a request died meanwhile, by index: of
+        requests without a result.
         """
         sql = "SELECT idx, count(*) FROM batch_beginnings WHERE batch_id = ? GROUP BY idx"
         return dict(map(tuple, self.database.read(sql, batch_id)))
@@ -250,9 +247,9 @@ class BatchStore:
         under_way: Collection[int] = (),
         since: float = 0.0,
     ) -> None:
-        """In one transaction. A request that has its result keeps it. `under_way`: what replicas
-        have now, by index, of the process that works on the batch `since` then; it replaces what
-        that process said before."""
+        """Store results in one transaction. A request that has its result keeps it. `under_way`:
+        what replicas have now, by index, of the process that works on the batch `since` then; it
+        replaces what that process stored before."""
         with self.database.transaction() as connection:
             connection.execute(
                 "DELETE FROM batch_beginnings WHERE batch_id = ? AND begun_at = ?",
@@ -267,7 +264,9 @@ class BatchStore:
             connection.executemany(sql, [(batch_id, result.index) for result in results])
 
     def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
-        """In the file's order, a few at a time: all together may be larger than memory."""
+        """Yield the lines of results in the file's order. A few are read at a time, as all
+        together may be larger than memory.
+        """
         (longest,) = self.database.read(
             "SELECT max(length(line)) FROM batch_results WHERE batch_id = ?", batch_id
         )[0]
@@ -285,9 +284,8 @@ class BatchStore:
         return dict(self.database.read(_SQL["counts"], batch_id)[0])
 
     def forget_ended(self) -> None:
-        """Delete what the output files of ended batches have.
-
-        In short transactions: a gateway is serving.
+        """Delete what the output files of ended batches hold, in short transactions: a gateway is
+        serving.
         """
         for table in ("batch_results", "batch_requests", "batch_beginnings"):
             some_rows = (
@@ -304,21 +302,19 @@ class BatchStore:
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         (order,) = read([row], BatchOrder)
         status = BatchStatus.VALIDATING
-        times = dict[BatchStatus, float]()
-        detail = dict[str, Any]()
+        times: dict[BatchStatus, float] = {}
+        detail: dict[str, Any] = {}
         for event in self.database.read(
             "SELECT * FROM batch_events WHERE batch_id = ? ORDER BY number", order.id
         ):
             status = BatchStatus(event["status"])
             times[status] = event["at"]
             detail |= json.loads(event["detail"])
-        if (
-            BatchStatus.CANCELLING in times and not status.is_final
-        ):  # it may have come while the file was being checked
+        if BatchStatus.CANCELLING in times and not status.is_final:
+            # It may have come while the file was being checked.
             status = BatchStatus.CANCELLING
-        return StoredBatch(
-            order, status, times, {"tally": detail.get("tally") or self.tally(order.id)} | detail
-        )
+        tally = detail.get("tally") or self.tally(order.id)
+        return StoredBatch(order, status, times, {"tally": tally} | detail)
 
 
 def _event(
@@ -328,7 +324,9 @@ def _event(
     at: float,
     detail: Mapping[str, Any],
 ) -> bool:
-    """Checked inside the transaction: another process may have ended it a moment ago."""
+    """Add an event, and return whether it is new. Checked inside the transaction: another process
+    may have ended the batch a moment ago.
+    """
     if connection.execute(f"{_ENDED} AND batch_id = ?", (batch_id,)).fetchone():
         return False
     values = {"batch_id": batch_id, "status": status, "at": at, "detail": detail}
