@@ -139,9 +139,10 @@ def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True
         if body.startswith(_BOM):
             return inspect_body(body[len(_BOM) :], conversation=conversation, session=session)
         raise NotAnObject(str(error)) from None
-    digest = _conversation(fields) if conversation else None
     return BodySummary(
-        fields.model, digest, session=_session_of_fields(fields) if session else None
+        fields.model,
+        conversation=_conversation(fields) if conversation else None,
+        session=_session_of_fields(fields) if session else None,
     )
 
 
@@ -237,14 +238,18 @@ def _own_model(body: bytes) -> re.Match[bytes] | None:
         if match is None or body[at - 1] == _BACKSLASH:
             continue
         proofs += 1
-        if (fields := _decoded(_names, b"{" + body[at:])) is not None:
+        fields = _decoded(_names, b"{" + body[at:])
+        if fields is not None:
             # Another name than this one's: a later key is spelled with escapes.
             if fields.model is not None and fields.model == _decoded(_texts, match["name"]):
                 return match
             return None
-    for match in islice(_MODEL.finditer(body, 0, LONG_BYTES), _PROOFS) if last > 0 else ():
+    if last <= 0:
+        return None
+    for match in islice(_MODEL.finditer(body, 0, LONG_BYTES), _PROOFS):
         before = body[: match.start()].removeprefix(_BOM)
-        if before[-1:] != b"\\" and _decoded(_names, before + b'"":0}') is not None:
+        is_key = before[-1:] != b"\\"
+        if is_key and _decoded(_names, before + b'"":0}') is not None:
             return match
     return None
 
@@ -265,17 +270,33 @@ def _inspect_ends(body: bytes, *, conversation: bool, session: bool) -> BodySumm
     lacks_digest = head is None or (conversation and digest is None)
     if lacks_digest and not is_long:
         return None
-    name_match = None
-    if head is not None:
-        name_match = _BEGINNING.match(body, start, head.end())
-    name_match = name_match or _own_model(body)
-    name = _decoded(_texts, name_match["name"]) if name_match is not None else None
+    model = _model_of_ends(body, start, head)
     session_name = _session_of_ends(body) if session else None
-    if name_match is None or name is None:
-        return BodySummary(None, digest, session=session_name) if is_long else None
+    if model is not None:
+        name, name_at = model
+        return BodySummary(name, digest, name_at, session_name)
+    if is_long:
+        return BodySummary(None, digest, session=session_name)
+    return None
+
+
+def _model_of_ends(
+    body: bytes, start: int, head: re.Match[bytes] | None
+) -> tuple[str, tuple[int, int]] | None:
+    """Return the name of the model, and where it stands with its quotes; None: it is not found."""
+    match = None
+    if head is not None:
+        match = _BEGINNING.match(body, start, head.end())
+    if match is None:
+        match = _own_model(body)
+    if match is None:
+        return None
+    name = _decoded(_texts, match["name"])
+    if name is None:
+        return None
     if len(name) > LONGEST_NAME:
         raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
-    return BodySummary(name, digest, name_match.span("name"), session_name)
+    return name, match.span("name")
 
 
 def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:
@@ -288,12 +309,15 @@ def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int |
     if guess and body[start : start + 1] == b'"':
         return zlib.crc32(body[start : start + PROMPT_BEGINNING])
     user = _first_user(body, start, start + LONG_BYTES)
-    begins = (
-        body.find(b'"system"', start, user) >= 0 or body.find(b'"developer"', start, user) >= 0
-    )
-    if user >= 0 and (guess or (begins and head[1] == b"messages")):
-        return _digest_at(body, start, user, 0)
-    return None
+    if user < 0:
+        return None
+    if not guess:
+        has_system = (
+            body.find(b'"system"', start, user) >= 0 or body.find(b'"developer"', start, user) >= 0
+        )
+        if not has_system or head[1] != b"messages":
+            return None
+    return _digest_at(body, start, user, 0)
 
 
 def _conversation(fields: _RequestBody) -> int | None:
@@ -306,7 +330,8 @@ def _conversation(fields: _RequestBody) -> int | None:
     prompt = bytes(fields.messages) or bytes(fields.input) or bytes(fields.prompt)
     if prompt in (b"", b"null", b"[]"):
         return None
-    seed = zlib.crc32(fields.instructions, zlib.crc32(_without_billing(bytes(fields.system))))
+    system = _without_billing(bytes(fields.system))
+    seed = zlib.crc32(fields.instructions, zlib.crc32(system))
     user = _first_user(prompt, 0) if prompt.startswith(b"[") else -1
     if user >= 0:
         return _digest_at(prompt, 0, user, seed)
@@ -338,7 +363,8 @@ def _digest_at(text: bytes, start: int, user: int, seed: int) -> int:
     `user`, and the words of that user behind the role or before it.
     """
     before = memoryview(text)[start:user]
-    if text.find(b"x-anthropic-billing-header:", start, min(user, start + _BILLING_WINDOW)) >= 0:
+    window_end = min(user, start + _BILLING_WINDOW)
+    if text.find(b"x-anthropic-billing-header:", start, window_end) >= 0:
         before = memoryview(_without_billing(text[start:user]))
     digest = zlib.crc32(before, seed)
     content = _CONTENT.match(text, user + 6)
@@ -352,7 +378,8 @@ def _digest_of_content(text: bytes, at: int, digest: int) -> int:
     count.
     """
     if text[at : at + 1] == b'"':
-        return zlib.crc32(text[at + 1 : _end_of_string(text, at + 1, BEGINNING)], digest)
+        end = _end_of_string(text, at + 1, BEGINNING)
+        return zlib.crc32(text[at + 1 : end], digest)
     depth = 0
     remaining = BEGINNING
     end = at + _PARTS_BYTES
@@ -361,13 +388,15 @@ def _digest_of_content(text: bytes, at: int, digest: int) -> int:
         if token is None:
             break
         at = token.end()
-        depth += (token[2] is not None) - (token[3] is not None)
+        opens = token[2] is not None
+        closes = token[3] is not None
+        depth += opens - closes
         if depth <= 0:
             break
         if token[1] is not None:
             behind = _end_of_string(text, at, remaining)
             digest = zlib.crc32(text[at:behind], digest)
-            remaining = remaining - (behind - at)
+            remaining -= behind - at
             at = behind + 1
             if remaining <= 0 or text[behind:at] != b'"':
                 break  # there is more of it than counts

@@ -70,7 +70,9 @@ class HealthLoop:
             try:
                 await ask(spec)
             except Exception as error:  # whatever one replica says, the others are asked on
-                print((f"watch.failed replica={spec.name!r} why={error!r}"), file=sys.stderr)  # noqa: T201 - the gateway's log
+                print(  # noqa: T201 - the gateway's log
+                    f"watch.failed replica={spec.name!r} why={error!r}", file=sys.stderr
+                )
             finally:
                 self._asking.discard(question)
 

@@ -240,7 +240,9 @@ class Gateway:
         """
         if text != self._last_message:
             self._last_message = text
-            print(f"batches: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+            print(  # noqa: T201 - the gateway's log
+                f"batches: {text}", file=sys.stderr, flush=True
+            )
 
     def show_landing_page(self, request: ServerRequest) -> None:
         """Show a person with a browser what is served, and how to call it: no model's name

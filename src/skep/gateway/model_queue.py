@@ -63,7 +63,10 @@ class ModelQueue:
         return {priority.label: counts[priority] for priority in Priority}
 
     def only_batch(self) -> bool:
-        return not self._classes[Priority.INTERACTIVE] and not self._classes[Priority.NORMAL]
+        """Return whether nothing but batch waits."""
+        interactive = self._classes[Priority.INTERACTIVE]
+        normal = self._classes[Priority.NORMAL]
+        return not interactive and not normal
 
     def put(self, entry: Arrival, *, first: bool = False, turn: int | None = None) -> None:
         """Add a request at the end of its flow, or (`first`) at its head.
@@ -74,12 +77,14 @@ class ModelQueue:
         name = entry.flow
         flow = flows.get(name)
         if flow is None:
-            flow = flows[name] = _Flow((self._active.get(name, 0), self._served))
+            under_way = self._active.get(name, 0)
+            flow = flows[name] = _Flow((under_way, self._served))
         flow.entries[entry.request_id] = entry
         if first:
             flow.entries.move_to_end(entry.request_id, last=False)
         elif turn is not None:
-            flow.turn = (flow.turn[0], min(flow.turn[1], turn))
+            under_way, served_last = flow.turn
+            flow.turn = (under_way, min(served_last, turn))
             later = [
                 waiting
                 for waiting in flow.entries.values()
@@ -102,7 +107,8 @@ class ModelQueue:
         flow = flows[name]
         del flow.entries[request_id]
         self._served += 1
-        flow.turn = (flow.turn[0], self._served)
+        under_way, _ = flow.turn
+        flow.turn = (under_way, self._served)
         if not flow.entries:
             del flows[name]
         return entry
@@ -118,9 +124,8 @@ class ModelQueue:
         """Return who leaves a full queue: the newest of the lowest class' longest flow, or None
         for `arrival`.
         """
-        lowest = max(
-            (priority for priority, flows in self._classes.items() if flows), default=None
-        )
+        waiting_classes = [priority for priority, flows in self._classes.items() if flows]
+        lowest = max(waiting_classes, default=None)
         if lowest is None or arrival.priority > lowest:
             return None
         flows = self._classes[lowest]
@@ -134,14 +139,18 @@ class ModelQueue:
 
     def under_way(self, flow: str, change: int) -> None:
         """Note that so many `more` requests of the flow are with a replica, or fewer."""
-        if count := self._active.get(flow, 0) + change:
+        count = self._active.get(flow, 0) + change
+        if count:
             self._active[flow] = count
         else:
             del self._active[flow]
-        if self.by_id:
-            for flows in self._classes.values():
-                if waiting := flows.get(flow):
-                    waiting.turn = (count, waiting.turn[1])
+        if not self.by_id:
+            return
+        for flows in self._classes.values():
+            waiting = flows.get(flow)
+            if waiting is not None:
+                _, served_last = waiting.turn
+                waiting.turn = (count, served_last)
 
     def candidates(self) -> Iterator[Arrival]:
         """Yield at most one request per class, the next one first."""
@@ -149,13 +158,18 @@ class ModelQueue:
             (priority, flows.values()) for priority, flows in self._classes.items() if flows
         ]
         if len(waiting) == 1:
-            yield min(waiting[0][1], key=_turn_and_arrival).head
+            _, flows = waiting[0]
+            yield min(flows, key=_turn_and_arrival).head
             return
         heads = []
         for priority, flows in waiting:
             oldest = min((flow.head for flow in flows), key=lambda head: head.arrived_at)
-            heads.append((oldest.arrived_at + priority * self.aging_s, priority, oldest, flows))
+            due_at = oldest.arrived_at + priority * self.aging_s
+            heads.append((due_at, priority, oldest, flows))
         heads.sort(key=lambda head: head[:2])
         for place, (_, priority, oldest, flows) in enumerate(heads):
-            aged = any(head[1] < priority for head in heads[place:])
-            yield oldest if aged else min(flows, key=_turn_and_arrival).head
+            is_aged = any(head[1] < priority for head in heads[place:])
+            if is_aged:  # it goes before a class that comes before its own
+                yield oldest
+            else:
+                yield min(flows, key=_turn_and_arrival).head

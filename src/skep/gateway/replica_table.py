@@ -336,13 +336,14 @@ class ModelPool:
         """Return where the request may go now, or None if it has to wait."""
         if len(self.replicas) == 1:
             only = self.replicas[0]
-            if only.plain:
-                if len(only.leases) < only.slots and only.usable(now):
-                    return only
-                return None
+            if not only.plain:
+                return self._least_loaded(entry, now)
+            if len(only.leases) < only.slots and only.usable(now):
+                return only
+            return None
         least_loaded = self._least_loaded(entry, now)
-        if least_loaded is None or len(self.replicas) == 1:
-            return least_loaded
+        if least_loaded is None:
+            return None
         avoided = self._by_name.get(entry.avoid) if entry.avoid is not None else None
         if avoided is not None:
             alternative = self._least_loaded(entry, now, avoided)

@@ -289,8 +289,8 @@ class BatchStore:
         """
         for table in ("batch_results", "batch_requests", "batch_beginnings"):
             some_rows = (
-                f"SELECT batch_id, idx FROM {table} WHERE batch_id IN ({_ENDED}) LIMIT "  # noqa: S608
-                f"{DELETED_AT_ONCE}"
+                f"SELECT batch_id, idx FROM {table} "  # noqa: S608
+                f"WHERE batch_id IN ({_ENDED}) LIMIT {DELETED_AT_ONCE}"
             )
             deleted = DELETED_AT_ONCE
             while deleted >= DELETED_AT_ONCE:
