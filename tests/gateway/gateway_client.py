@@ -85,8 +85,8 @@ def open_stream(gateway, **fields):
 
 def read_until(sock, mark, received=b""):
     """Read up to the mark: bytes, or what is true of all that was received."""
-    there = mark if callable(mark) else lambda text: mark in text
-    while not there(received):
+    is_there = mark if callable(mark) else lambda text: mark in text
+    while not is_there(received):
         part = sock.recv(65536)
         assert part, received
         received += part

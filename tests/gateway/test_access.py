@@ -177,7 +177,7 @@ def test_somebody_who_leaves_while_the_long_body_is_searched_reaches_no_engine(s
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_somebody_who_leaves_while_the_long_body_is_searched_is_counted_and_has_a_row(
+def test_who_leaves_while_the_long_body_is_searched_is_counted_and_has_a_row(
     serving, tmp_path, workers
 ):
     store = tmp_path / "skep.sqlite3"

@@ -22,12 +22,12 @@ N = Priority.NORMAL
 B = Priority.BATCH
 
 
-def spec(name="r0", slots=2, model="m", confirms="", url=None, **more):
-    return ReplicaSpec(name, model, url or f"http://{name}", slots, confirms, **more)
+def spec(name="r0", slots=2, model="m", confirms="", url=None, **fields):
+    return ReplicaSpec(name, model, url or f"http://{name}", slots, confirms, **fields)
 
 
-def ask(decider, name, now=0.0, priority=N, model="m", **more):
-    return decider.arrive(Arrival(name, model, priority, **more), now)
+def ask(decider, name, now=0.0, priority=N, model="m", **fields):
+    return decider.arrive(Arrival(name, model, priority, **fields), now)
 
 
 def busy(decider, name):
@@ -45,11 +45,11 @@ def names(actions):
     return [action.request_id for action in actions]
 
 
-def admission(*specs, asked="", **limits):
+def admission(*specs, request="", **limits):
     """With these replicas, at which requests of these names have arrived."""
     decider = Admission(AdmissionLimits(**{"max_queue": 4, "max_wait_s": 10.0, **limits}))
     decider.set_replicas(specs, 0.0)
-    for name in asked:
+    for name in request:
         ask(decider, name)
     return decider
 
@@ -58,7 +58,7 @@ def test_a_full_queue_rejects_the_newcomer_with_the_expected_wait():
     """Retry-After comes from the measured time of a lease: 3 waiting of 2 s each on one slot is 6
     s.
     """
-    decider = admission(spec(slots=1), max_queue=2, asked="a")
+    decider = admission(spec(slots=1), max_queue=2, request="a")
     decider.finished("a", 2.0)
     for name in "bcd":
         ask(decider, name, 2.0)
@@ -104,7 +104,7 @@ def test_one_crowd_in_the_lowest_class_refuses_nobody_else():
         assert refused == [f"b{number}" for number in range(64, 44, -1)]
 
 
-def test_a_request_that_has_not_reached_its_slot_yet_does_not_pass_for_the_one_in_release():
+def test_a_request_on_its_way_to_a_slot_does_not_pass_for_the_one_in_release():
     """One active lease just granted, one releasing and still busy: the engine's 1 is the releasing
     one.
     """
@@ -158,7 +158,7 @@ def test_a_replica_seen_for_the_first_time_is_full_until_it_has_been_asked():
 
 
 def test_an_interactive_request_goes_before_batch_that_waits_longer():
-    decider = admission(spec(slots=1), asked=["running"])
+    decider = admission(spec(slots=1), request=["running"])
     for name, now, priority in (("b1", 0.1, B), ("n1", 0.2, N), ("i1", 0.3, INTER)):
         ask(decider, name, now, priority)
     order = ["running"]
@@ -213,18 +213,27 @@ def test_reserved_slots_are_for_interactive_requests_alone():
     assert names(decider.finished("n1", 1.0)) == ["n3"]
 
 
-def test_a_soft_limit_keeps_answers_quick_and_lifts_when_only_batch_is_there():
-    """Three of five slots for agents that wait for their answer,
-    all five for work that does not.
+def soft_limited():
+    """Three of five slots for agents that wait for their answer, all five for batch, which has them
+    all: two more requests of it wait.
     """
     decider = admission(spec(slots=5, soft_slots=3), max_queue=50)
     for number in range(7):
         ask(decider, f"b{number}", 0.0, B)
     assert decider.in_flight == 5
-    assert names(decider.finished("b0", 1.0)) == ["b5"]
+    return decider
+
+
+def test_a_soft_limit_lifts_when_only_batch_is_there():
+    assert names(soft_limited().finished("b0", 1.0)) == ["b5"]
+
+
+def test_a_soft_limit_keeps_answers_quick_beside_batch():
+    decider = soft_limited()
+    decider.finished("b0", 1.0)
     assert ask(decider, "i0", 1.0, INTER) == []
     assert names(decider.finished("b1", 2.0)) == ["i0"]
-    # Four left, one of them interactive: batch stays below three.
+    # Four are left, one of them interactive: batch stays below three.
     assert decider.finished("b2", 3.0) == []
     assert decider.finished("b3", 3.0) == []
     assert names(decider.finished("b4", 3.0)) == ["b6"]
@@ -266,13 +275,13 @@ def test_of_equally_busy_replicas_the_one_with_fewer_prompt_bytes_is_next():
     assert third.replica.name == short.replica.name
 
 
-def test_a_byte_is_a_sign_of_life_even_if_the_health_check_fails_and_who_shows_none_loses_its_requests():
+def test_a_replica_without_a_sign_of_life_loses_its_requests_and_a_byte_is_one():
     """Also one that left the table."""
-    decider = admission(spec("r0", 2), asked="a")
+    decider = admission(spec("r0", 2), request="a")
     decider.heard(at(decider, "r0"), 50.0)
     assert decider.checked(at(decider, "r0"), False, 70.0) == []
     assert decider.checked(at(decider, "r0"), False, 111.0) == [Withdraw("a")]
-    decider = admission(spec("r0", 2), asked="a")
+    decider = admission(spec("r0", 2), request="a")
     old = at(decider, "r0")
     decider.set_replicas((spec("r0", 2, url="http://new"),), 1.0)
     assert decider.checked(old, False, 100.0) == [Withdraw("a")]
@@ -308,8 +317,8 @@ def test_a_request_that_engines_drop_does_not_close_a_replica_that_answers_other
     assert {replica.breaker.state(20.0) for replica in decider.replicas()} == {"closed"}
 
 
-def test_a_failed_request_waits_a_moment_for_another_replica_before_it_is_tried_on_the_same_one_again():
-    decider = admission(spec("r0", 1), spec("r1", 1), asked="a")
+def test_a_failed_request_waits_a_moment_for_another_replica():
+    decider = admission(spec("r0", 1), spec("r1", 1), request="a")
     (second,) = ask(decider, "b")
     assert decider.failed("a", 1.0) == []
     assert decider.tick(1.5) == []
@@ -357,12 +366,12 @@ def test_a_new_conversation_costs_no_evenness(counts, conversation):
     """It has nothing cached anywhere, so the least loaded replica is as good as any."""
     table = [spec(f"r{i}", slots) for i, (slots, _) in enumerate(counts)]
     decider = admission()
-    for known, (one, (slots, busy)) in enumerate(zip(table, counts, strict=True)):
+    for place, (newest, (slots, busy)) in enumerate(zip(table, counts, strict=True)):
         decider.set_replicas(
-            (*(replace(other, draining=True) for other in table[:known]), one), 0.0
+            (*(replace(earlier, draining=True) for earlier in table[:place]), newest), 0.0
         )
         for number in range(min(busy, slots)):
-            ask(decider, f"{one.name}-{number}")
+            ask(decider, f"{newest.name}-{number}")
     decider.set_replicas(tuple(table), 0.0)
     shares = {replica.name: replica.busy / replica.slots for replica in decider.table()}
     actions = ask(decider, "q", 1.0, conversation=conversation)
@@ -426,9 +435,9 @@ class AdmissionMachine(RuleBasedStateMachine):
                 assert replica.breaker.trial in (None, action.request_id), "one trial at a time"
 
     def pick(self, data, state):
-        known = sorted(name for name, where in self.where.items() if where == state)
-        if known:
-            return data.draw(st.sampled_from(known))
+        names = sorted(name for name, where in self.where.items() if where == state)
+        if names:
+            return data.draw(st.sampled_from(names))
         return None
 
     @rule(
@@ -545,8 +554,8 @@ class AdmissionMachine(RuleBasedStateMachine):
                 if entry.avoid is not None and self.now < entry.avoid_until:
                     continue  # it may rather wait for another replica, and those behind it with it
                 if any(
-                    other.avoid is not None and self.now < other.avoid_until
-                    for other in pool.queue
+                    queued.avoid is not None and self.now < queued.avoid_until
+                    for queued in pool.queue
                 ):
                     continue
                 open_to_it = [r for r in pool.alive(self.now) if may_take(pool, r, entry.priority)]
@@ -561,13 +570,13 @@ class AdmissionMachine(RuleBasedStateMachine):
                     for replica in pool.alive(self.now)
                     if may_take(pool, replica, priority)
                 ]
-                least = min(
+                least_loaded = min(
                     free,
                     key=lambda replica: (*load(replica), replica.busy - replica.slots),
                     default=None,
                 )
                 entry = Arrival("new", "m", priority, arrived_at=self.now, deadline=self.now)
-                assert pool._least_loaded(entry, self.now) is least
+                assert pool._least_loaded(entry, self.now) is least_loaded
 
     @invariant()
     def the_requests_of_a_flow_under_way_are_counted_right(self):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -71,16 +72,16 @@ class Client:
             metadata={"a": "b"},
         )
 
-    def when(self, batch, seen):
+    def when(self, batch, condition):
         deadline = time.monotonic() + 20
-        while not seen(batch):
+        while not condition(batch):
             assert time.monotonic() < deadline, batch
             time.sleep(0.01)
             batch = self.api.batches.retrieve(batch.id)
         return batch
 
     def ended(self, batch):
-        return self.when(batch, lambda found: found.status in ENDED)
+        return self.when(batch, lambda current: current.status in ENDED)
 
     def lines(self, file_id):
         if file_id:
@@ -92,8 +93,8 @@ class Client:
 
     def names(self, batch):
         """Of every request that either file tells of."""
-        told = self.lines(batch.output_file_id) + self.lines(batch.error_file_id)
-        return sorted(one["custom_id"] for one in told)
+        results = self.lines(batch.output_file_id) + self.lines(batch.error_file_id)
+        return sorted(result["custom_id"] for result in results)
 
 
 def places(folder):
@@ -111,8 +112,8 @@ def keys():
     """One for each test, so that none sees what another one has."""
     bounds = dict.fromkeys(SHARERS) | dict.fromkeys(TWO_AT_ONCE, 2) | {"solo": 1}
     return [
-        {"name": name, "sha256": digest_of(f"k-{name}"), "max_concurrent": most}
-        for name, most in bounds.items()
+        {"name": name, "sha256": digest_of(f"k-{name}"), "max_concurrent": limit}
+        for name, limit in bounds.items()
     ]
 
 
@@ -144,63 +145,94 @@ def shared(engine, keys, folder):
 def batching(start_gateway, tmp_path):
     """Starts gateways that keep their batches in one folder, in front of an engine."""
 
-    def start(engine, slots=SLOTS, models=(), keys=(), **more):
-        gateway = start_gateway(batches={**places(tmp_path / "data"), **more}, keys=list(keys))
+    def start(engine, slots=SLOTS, models=(), keys=(), **options):
+        gateway = start_gateway(batches={**places(tmp_path / "data"), **options}, keys=list(keys))
         gateway.serve_engines(engine, slots=slots, models=models)
         return gateway
 
     return start
 
 
-def test_a_batch_of_the_openai_client_is_carried_out(shared):
-    """One request is wrong for its engine: it is in the file of errors, the others are in the
-    output.
-    """
+@dataclass
+class CarriedOut:
+    """A batch of ten requests that has ended, of which one was wrong for its engine."""
+
+    client: Client
+    lines: list
+    file: object  # the input file, as its upload was answered
+    ordered: object  # the batch, as it was answered when it was made
+    batch: object
+
+    @property
+    def names(self):
+        return [line["custom_id"] for line in self.lines]
+
+
+@pytest.fixture(scope="module")
+def carried_out(shared):
     client = Client(shared, "k-one")
-    names = [f"task {i} é" for i in range(10)]
-    lines = [line(name) for name in names]
+    lines = [line(f"task {i} é") for i in range(10)]
     lines[3]["body"]["max_tokens"] = -1
     file = client.upload(lines)
-    assert (file.object, file.purpose, file.filename, file.bytes) == (
-        "file",
-        "batch",
-        "tasks.jsonl",
-        len(jsonl(lines)),
-    )
-    assert client.api.files.content(file.id).content == jsonl(lines)
-    batch = client.api.batches.create(
+    ordered = client.api.batches.create(
         input_file_id=file.id,
         endpoint="/v1/chat/completions",
         completion_window="24h",
         metadata={"who": "test"},
     )
+    return CarriedOut(client, lines, file, ordered, client.ended(ordered))
+
+
+def test_a_file_of_the_openai_client_is_stored_as_it_was_uploaded(carried_out):
+    file = carried_out.file
+    content = jsonl(carried_out.lines)
+    assert (file.object, file.purpose, file.filename) == ("file", "batch", "tasks.jsonl")
+    assert file.bytes == len(content)
+    assert carried_out.client.api.files.content(file.id).content == content
+
+
+def test_a_new_batch_of_the_openai_client_is_shown_as_ordered(carried_out):
+    batch = carried_out.ordered
     assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"who": "test"})
     assert batch.expires_at == pytest.approx(batch.created_at + 86_400, abs=1)
-    batch = client.ended(batch)
+
+
+def test_a_batch_of_the_openai_client_is_carried_out(carried_out):
+    batch = carried_out.batch
+    counts = batch.request_counts
     assert batch.status == "completed"
-    assert (
-        batch.request_counts.total,
-        batch.request_counts.completed,
-        batch.request_counts.failed,
-    ) == (10, 9, 1)
+    assert (counts.total, counts.completed, counts.failed) == (10, 9, 1)
     assert (batch.model, batch.usage.output_tokens, batch.errors) == ("fake-model", 18, None)
     times = (batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at)
     assert all(early <= late for early, late in pairwise(times))
-    output = client.lines(batch.output_file_id)
-    errors = client.lines(batch.error_file_id)
-    assert [one["custom_id"] for one in output] == [name for name in names if name != names[3]]
-    assert all(one["error"] is None and one["response"]["status_code"] == 200 for one in output)
-    assert all(
-        one["id"].startswith("batch_req_") and one["response"]["request_id"] for one in output
-    )
+
+
+def test_answers_of_a_batch_are_in_its_output_file(carried_out):
+    output = carried_out.client.lines(carried_out.batch.output_file_id)
+    names = carried_out.names
+    assert [line["custom_id"] for line in output] == [*names[:3], *names[4:]]
+    for result in output:
+        assert result["error"] is None
+        assert result["response"]["status_code"] == 200
+        assert result["id"].startswith("batch_req_")
+        assert result["response"]["request_id"]
     assert output[0]["response"]["body"]["usage"]["completion_tokens"] == 2
-    assert [
-        (error["custom_id"], error["response"]["status_code"], error["error"]) for error in errors
-    ] == [(names[3], 400, None)]
-    files = {one.id: one for one in client.api.files.list()}
+
+
+def test_a_request_that_its_engine_refuses_is_in_the_file_of_errors(carried_out):
+    (error,) = carried_out.client.lines(carried_out.batch.error_file_id)
+    assert error["custom_id"] == carried_out.names[3]
+    assert (error["response"]["status_code"], error["error"]) == (400, None)
+
+
+def test_files_of_a_batch_are_listed_until_they_are_deleted_and_the_batch_stays(carried_out):
+    client = carried_out.client
+    batch = carried_out.batch
+    file = carried_out.file
+    files = {listed.id: listed for listed in client.api.files.list()}
     assert set(files) == {file.id, batch.output_file_id, batch.error_file_id}
     assert files[batch.output_file_id].purpose == "batch_output"
-    assert [one.id for one in client.api.files.list(purpose="batch")] == [file.id]
+    assert [listed.id for listed in client.api.files.list(purpose="batch")] == [file.id]
     assert client.api.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.api.files.retrieve(file.id)
@@ -211,11 +243,11 @@ def test_pages_of_files_and_batches_follow_each_other(shared):
     client = Client(shared, "k-pages")
     batches = [client.begin([line("a")]).id for _ in range(3)]
     # The client turns the pages.
-    assert [one.id for one in client.api.batches.list(limit=2)] == batches[::-1]
+    assert [listed.id for listed in client.api.batches.list(limit=2)] == batches[::-1]
     first = client.api.batches.list(limit=2)
-    assert ([one.id for one in first.data], first.has_more) == (batches[:0:-1], True)
+    assert ([listed.id for listed in first.data], first.has_more) == (batches[:0:-1], True)
     files = [client.api.batches.retrieve(batch).input_file_id for batch in batches]
-    assert [one.id for one in client.api.files.list(limit=1, purpose="batch")] == files[::-1]
+    assert [listed.id for listed in client.api.files.list(limit=1, purpose="batch")] == files[::-1]
     for wrong in ({"limit": 0}, {"limit": 101}, {"after": "batch_unknown"}):
         with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
             client.api.batches.list(**wrong)
@@ -235,16 +267,16 @@ WRONG = {  # each fault of a line is in tests/swarm/test_batch_files.py
 def test_a_file_that_is_wrong_fails_its_batch_before_a_request_is_sent(shared, engine):
     client = Client(shared, "k-wrong")
     before = engine.state()["requests"]
-    begun = {what: client.begin(lines) for what, (lines, _, _) in WRONG.items()}
-    for what, batch in begun.items():
+    begun = {case: client.begin(lines) for case, (lines, _, _) in WRONG.items()}
+    for case, batch in begun.items():
         ended = client.ended(batch)
-        _, code, number = WRONG[what]
+        _, code, number = WRONG[case]
         assert (ended.status, ended.failed_at is not None, ended.output_file_id) == (
             "failed",
             True,
             None,
-        ), what
-        assert [(error.code, error.line) for error in ended.errors.data] == [(code, number)], what
+        ), case
+        assert [(error.code, error.line) for error in ended.errors.data] == [(code, number)], case
         assert ended.errors.data[0].message
     assert engine.state()["requests"] == before
 
@@ -279,8 +311,10 @@ def test_what_cannot_be_asked_for_is_refused_at_once(shared):
     for path in ("/files/%00", "/batches/x/y", "/files/file-1/other"):
         with pytest.raises((openai.NotFoundError, openai.BadRequestError)):
             client.api.get(path, cast_to=object)
-    told = [client.api.files.create(file=(name, b"x"), purpose="batch").filename for name in NAMES]
-    assert told == list(NAMES.values()), "the name of a file is plain"
+    filenames = [
+        client.api.files.create(file=(name, b"x"), purpose="batch").filename for name in NAMES
+    ]
+    assert filenames == list(NAMES.values()), "the name of a file is plain"
 
 
 def test_a_batch_outlives_its_gateways(batching, engine):
@@ -291,15 +325,15 @@ def test_a_batch_outlives_its_gateways(batching, engine):
     first = batching(engine)
     before = engine.state()["requests"]
     batch = Client(first).begin([line(f"c{i}", tokens=10) for i in range(120)])
-    Client(first).when(batch, lambda found: found.request_counts.completed >= 10)
+    Client(first).when(batch, lambda current: current.request_counts.completed >= 10)
     first.process.kill()
     first.process.wait()
-    asked = engine.state()["requests"] - before
+    sent = engine.state()["requests"] - before
     second = batching(engine)
     recorded = Client(second).api.batches.retrieve(batch.id)
     # In its slots, waiting, or not yet recorded.
-    assert asked - recorded.request_counts.completed <= 2 * SLOTS + 2
-    Client(second).when(batch, lambda found: found.request_counts.completed >= 40)
+    assert sent - recorded.request_counts.completed <= 2 * SLOTS + 2
+    Client(second).when(batch, lambda current: current.request_counts.completed >= 40)
     client = Client(batching(engine))
     assert second.ask(op="drain", hand_over=True, timeout_s=10)["left"] == 0
     batch = client.ended(batch)
@@ -323,7 +357,7 @@ def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(batc
         batch = Client(gateway).begin(
             [line("killer", 8000), *(line(f"c{i}", 1) for i in range(3))]
         )
-        Client(gateway).when(batch, lambda found: found.request_counts.completed == 3)
+        Client(gateway).when(batch, lambda current: current.request_counts.completed == 3)
         assert store.lost(batch.id) == {0: 1}
         for life in range(1, MOST_LOST):  # so it was before
             store.record(batch.id, under_way=[0], since=float(life))
@@ -336,15 +370,15 @@ def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(batc
             3,
             1,
         )
-        (told,) = client.lines(batch.error_file_id)
-        assert (told["custom_id"], told["error"]["code"]) == ("killer", "gateway_died")
-        assert f"{MOST_LOST} times" in told["error"]["message"]
+        (error_line,) = client.lines(batch.error_file_id)
+        assert (error_line["custom_id"], error_line["error"]["code"]) == ("killer", "gateway_died")
+        assert f"{MOST_LOST} times" in error_line["error"]["message"]
 
 
 def test_cancelling_keeps_what_is_done_and_names_the_rest(shared, engine):
     client = Client(shared, "k-cancel")
     batch = client.begin([line(f"c{i}", SLOW) for i in range(40)])
-    client.when(batch, lambda found: found.request_counts.completed >= 3)
+    client.when(batch, lambda current: current.request_counts.completed >= 3)
     with pytest.raises(openai.ConflictError, match="cancel that first"):
         client.api.files.delete(batch.input_file_id)
     assert client.api.batches.cancel(batch.id).status in ("cancelling", "cancelled")
@@ -405,9 +439,9 @@ def test_an_answer_without_an_end_is_given_up_and_frees_its_slot(batching):
             2,
             1,
         )
-        (told,) = client.lines(batch.error_file_id)
-        assert (told["response"], told["error"]["code"]) == (None, "answer_too_large")
-        assert "64 MiB" in told["error"]["message"]
+        (error_line,) = client.lines(batch.error_file_id)
+        assert (error_line["response"], error_line["error"]["code"]) == (None, "answer_too_large")
+        assert "64 MiB" in error_line["error"]["message"]
         assert engine.state()["hangups"] == 1
     (peak,) = re.findall(
         r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway.process.pid}/status").read_text()
@@ -419,22 +453,20 @@ def test_batches_for_a_model_that_is_not_there_do_not_block_those_for_another(ba
     client = Client(batching(engine, models=("fake-model", "asleep")))
     asleep = {"model": "asleep", "messages": []}
     waiting = [client.begin([line("a", body=asleep)]) for _ in range(MOST_OF_KIND + 1)]
-    client.when(waiting[-2], lambda found: found.status == "in_progress")
+    client.when(waiting[-2], lambda current: current.status == "in_progress")
     batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
     assert (batch.status, batch.request_counts.completed) == ("completed", 3)
-    assert all(client.api.batches.retrieve(one.id).request_counts.failed == 0 for one in waiting)
+    assert all(
+        client.api.batches.retrieve(batch.id).request_counts.failed == 0 for batch in waiting
+    )
 
 
-def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys, folder):
-    """And count among its requests: of the two it may have at once,
-    one is left for other things.
-    """
+def test_files_and_batches_are_shown_to_the_key_that_made_them_alone(shared):
     ann = Client(shared, "k-ann")
     bob = Client(shared, "k-bob")
     with pytest.raises(openai.AuthenticationError):
         Client(shared, "k-eve").api.files.list()
-    batches = [ann.begin([line(f"c{i}", SLOW) for i in range(40)]) for _ in range(2)]
-    batch = batches[1]
+    batch = ann.begin([line("a")])
     for look in (bob.api.batches.retrieve, bob.api.batches.cancel):
         with pytest.raises(openai.NotFoundError):
             look(batch.id)
@@ -448,32 +480,40 @@ def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys
             completion_window="24h",
         )
     assert (list(bob.api.files.list()), list(bob.api.batches.list())) == ([], [])
+    ann.ended(batch)
+
+
+def set_keys(gateway, keys):
+    gateway.send({"op": "settings", "keys": keys})
+    gateway.ask(op="status")  # it has heard of the keys when it answers this
+
+
+def test_a_batch_counts_among_the_requests_of_its_key_and_fails_without_it(
+    shared, engine, keys, folder
+):
+    """Of the two requests that the key may have at once, one is left for other things."""
+    ann = Client(shared, "k-ann")
+    batches = [ann.begin([line(f"c{i}", SLOW) for i in range(40)]) for _ in range(2)]
     for _ in range(3):
         assert engine.state()["running"] <= 1
         ann.api.chat.completions.create(**line("x")["body"])
-    batch = ann.when(batch, lambda found: found.request_counts.completed >= 2)
+    batch = ann.when(batches[1], lambda current: current.request_counts.completed >= 2)
     others = [key for key in keys if key["name"] != "ann"]
-    shared.send({"op": "settings", "keys": others})
-    shared.ask(op="status")  # it has heard of it when it answers this
+    set_keys(shared, others)
     with pytest.raises(openai.AuthenticationError):
         ann.api.batches.retrieve(batch.id)
     with open_store(folder / "skep.sqlite3") as store:
         while not BatchStore(store).batch(batch.id).status.is_final:
             time.sleep(0.01)
-    shared.send(
-        {"op": "settings", "keys": [*others, {"name": "ann", "sha256": digest_of("k-new")}]}
-    )
-    shared.ask(op="status")
+    set_keys(shared, [*others, {"name": "ann", "sha256": digest_of("k-new")}])
     renewed = Client(shared, "k-new")
     batch = renewed.ended(batch)
-    assert (batch.status, batch.request_counts.completed + batch.request_counts.failed) == (
-        "completed",
-        40,
-    )
-    refused = [line["response"] for line in renewed.lines(batch.error_file_id)]
-    assert {(one["status_code"], one["body"]["error"]["code"]) for one in refused} == {
-        (401, "invalid_api_key")
-    }
+    counts = batch.request_counts
+    assert (batch.status, counts.completed + counts.failed) == ("completed", 40)
+    refused = [result["response"] for result in renewed.lines(batch.error_file_id)]
+    assert {
+        (response["status_code"], response["body"]["error"]["code"]) for response in refused
+    } == {(401, "invalid_api_key")}
     assert renewed.names(batch) == sorted(f"c{i}" for i in range(40))
     shared.send({"op": "settings", "keys": keys})
 
@@ -498,5 +538,5 @@ def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(
         client.api.batches.retrieve(lost.id)
     batch = client.ended(client.begin([line("a")]))
     assert (batch.status, client.names(batch)) == ("completed", ["a"])
-    assert [one.id for one in client.api.batches.list()] == [batch.id]
+    assert [listed.id for listed in client.api.batches.list()] == [batch.id]
     engine.wait_for(running=0)

@@ -130,11 +130,11 @@ def test_whatever_bytes_come_there_is_a_look_or_a_refusal(body):
         model_of_form(b'name="model"\r\n' + text)
         wants_stream(text)
         try:
-            seen = inspect_body(text)
+            summary = inspect_body(text)
         except NotAnObject:
             continue
-        assert seen.model is None or isinstance(seen.model, str)
-        assert seen.conversation is None or 0 <= seen.conversation < 1 << 32
+        assert summary.model is None or isinstance(summary.model, str)
+        assert summary.conversation is None or 0 <= summary.conversation < 1 << 32
 
 
 @given(
@@ -148,11 +148,11 @@ def test_the_model_of_any_document_is_the_one_that_a_json_parser_finds(document,
     body = written(document | {"pad": "x" * filler} if filler else document)
     model = document.get("model")
     try:
-        seen = inspect_body(body)
+        summary = inspect_body(body)
     except NotAnObject:
         assert not (model is None or isinstance(model, str)) or "\\ud" in json.dumps(document)
     else:
-        assert seen.model == model
+        assert summary.model == model
 
 
 @given(
@@ -169,9 +169,11 @@ def test_the_model_of_a_large_chat_is_found_wherever_it_stands(name, order, writ
         "stream": True,
         "pad": "x" * LARGE,
     }
-    seen = inspect_body(written({key: chat[key] for key in order}))
-    assert seen.model == name
-    assert seen.conversation == inspect_body(written({"messages": chat["messages"]})).conversation
+    summary = inspect_body(written({key: chat[key] for key in order}))
+    assert summary.model == name
+    assert (
+        summary.conversation == inspect_body(written({"messages": chat["messages"]})).conversation
+    )
 
 
 @pytest.mark.parametrize("filler", [0, LARGE])
@@ -268,9 +270,9 @@ SIZES = (1, 2, 3, 10, 40, 120)  # turns: 1 KB to over 200 KB
 
 
 def digests(bodies):
-    found = [inspect_body(body).conversation for body in bodies]
-    assert None not in found
-    return set(found)
+    conversations = [inspect_body(body).conversation for body in bodies]
+    assert None not in conversations
+    return set(conversations)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80), st.data())
@@ -292,12 +294,12 @@ def test_the_digest_is_that_of_the_first_user_message_whatever_it_says(first, da
         return written({key: chat[key] for key in order} | {"tools": TOOLS})
 
     sizes = [(1, 10), (2, 10), (2, LARGE), (5, 6000), (60, 900)]
-    found = digests(body(*size) for size in sizes)
-    assert len(found) == 1
-    assert found.isdisjoint(digests(body(*size, first=first + "!") for size in sizes))
+    conversations = digests(body(*size) for size in sizes)
+    assert len(conversations) == 1
+    assert conversations.isdisjoint(digests(body(*size, first=first + "!") for size in sizes))
 
 
-def test_first_messages_that_differ_late_are_told_apart_and_those_that_differ_too_late_are_not():
+def test_first_messages_that_differ_late_are_told_apart_but_not_too_late():
     """Tasks often begin with the same page of instructions."""
 
     def digest(first, count=1):
@@ -391,13 +393,13 @@ def test_a_bare_prompt_is_told_by_its_beginning(field):
     assert len(digests([body("a"), body("b"), body(long)])) == 3
 
 
-@pytest.mark.parametrize("more", [{}, {"messages": None}, {"messages": []}, {"prompt": None}])
-def test_a_body_that_says_nothing_has_no_conversation_and_one_that_nobody_asks_for_is_not_looked_at(
-    more,
+@pytest.mark.parametrize("fields", [{}, {"messages": None}, {"messages": []}, {"prompt": None}])
+def test_a_body_that_says_nothing_has_no_conversation_nor_one_nobody_asks_for(
+    fields,
 ):
-    assert inspect_body(compact({"model": "m", **more})) == BodySummary("m")
-    said = compact({**more, "model": "m", "messages": turns("hi", 1)})
-    assert inspect_body(said, conversation=False) == BodySummary("m")
+    assert inspect_body(compact({"model": "m", **fields})) == BodySummary("m")
+    text = compact({**fields, "model": "m", "messages": turns("hi", 1)})
+    assert inspect_body(text, conversation=False) == BodySummary("m")
 
 
 @given(values, st.sampled_from(["messages", "input", "prompt", "system"]))
@@ -548,23 +550,23 @@ def long_parts(first):
     "order", [("model", "messages"), ("messages", "model"), ("pad", "model", "tools", "messages")]
 )
 def test_a_long_body_is_known_by_its_model_and_its_conversation_wherever_these_stand(order):
-    def body(first, more=()):
+    def body(first, later_parts=()):
         fields = {
             "model": "a",
-            "messages": [*long_parts(first), *more],
+            "messages": [*long_parts(first), *later_parts],
             "tools": TOOLS * 3,
             "pad": [{"x": 1}],
         }
         return compact({name: fields[name] for name in order})
 
-    seen = inspect_body(body("hello"))
+    summary = inspect_body(body("hello"))
     later = inspect_body(body("hello", [{"role": "assistant", "content": "yes"}]))
     assert len(body("hello")) > LONG_BYTES
-    assert seen.model == later.model == "a"
-    assert seen.conversation == later.conversation
+    assert summary.model == later.model == "a"
+    assert summary.conversation == later.conversation
     if order[-1] != "messages" or order[0] == "model":
-        assert seen.conversation not in (None, inspect_body(body("good bye")).conversation)
-    assert with_model(body("hello"), "a", "b", seen.name_at) == body("hello").replace(
+        assert summary.conversation not in (None, inspect_body(body("good bye")).conversation)
+    assert with_model(body("hello"), "a", "b", summary.name_at) == body("hello").replace(
         b'"model":"a"', b'"model":"b"'
     )
 
@@ -572,8 +574,8 @@ def test_a_long_body_is_known_by_its_model_and_its_conversation_wherever_these_s
 def test_a_conversation_keeps_its_digest_when_it_grows_long():
     turns_so_far = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
     short, long = (
-        compact({"model": "a", "messages": [*turns_so_far, *more]})
-        for more in ((), long_parts("look"))
+        compact({"model": "a", "messages": [*turns_so_far, *later_parts]})
+        for later_parts in ((), long_parts("look"))
     )
     assert inspect_body(short).conversation == inspect_body(long).conversation
 

@@ -21,7 +21,7 @@ def test_half_open_lets_one_request_through_and_its_answer_closes_it():
     assert breaker.open_until == 2.0 + FIRST_OPEN_S
 
 
-def test_there_is_one_trial_whatever_becomes_of_others_and_one_without_a_verdict_makes_way_for_the_next():
+def test_there_is_one_trial_at_a_time_and_one_without_a_verdict_makes_way():
     """A late failure of a request sent before says nothing of the trial,
     which is still under way.
     """

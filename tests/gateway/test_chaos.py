@@ -63,17 +63,17 @@ CUT = (
 DONE = b"data: [DONE]\n\n"
 
 
-def judged(rest, *, said=None, whole=True):
+def judged(rest, *, code=None, whole=True):
     """How an answer ends for the judge that begins with what was expected, or with `said`."""
     ask = streamed_ask()
     head = Head(
         200,
         {"content-type": "text/event-stream", "transfer-encoding": "chunked", "x-skep": "id=a"},
     )
-    return judge(ask, head, event(said or ask.expected) + rest, whole=whole).end
+    return judge(ask, head, event(code or ask.expected) + rest, whole=whole).end
 
 
-def test_the_judge_of_streams_is_not_easily_pleased_and_a_request_without_a_row_is_missed():
+def test_the_judge_of_streams_is_strict_and_misses_a_request_without_a_row():
     """A benchmark that passes everything proves nothing."""
     stop = event("", '"stop"') + DONE
     assert judged(stop) is End.ANSWERED
@@ -87,7 +87,7 @@ def test_the_judge_of_streams_is_not_easily_pleased_and_a_request_without_a_row_
     ):
         assert judged(rest) is End.WRONG, rest
     assert judged(stop, whole=False) is End.WRONG
-    assert judged(stop, said=words_of("m511", 3)) is End.WRONG, "words of another"
+    assert judged(stop, code=words_of("m511", 3)) is End.WRONG, "words of another"
     assert [check.ok for check in of_rows([Note(streamed_ask(), 0.0)], [])] == [False, True, True]
 
 

@@ -31,28 +31,28 @@ def parsed(text):
     kind = None
     name = None
     for line in text.decode("utf-8").split("\n")[:-1]:
-        if found := re.fullmatch(rf"# HELP ({NAME}) ([^\\\n]*)", line):
-            name = found[1]
+        if match := re.fullmatch(rf"# HELP ({NAME}) ([^\\\n]*)", line):
+            name = match[1]
             kind = None
             assert name not in families, "all of a metric stands together"
             continue
-        if found := re.fullmatch(rf"# TYPE ({NAME}) (counter|gauge|histogram)", line):
-            assert found[1] == name
-            kind = found[2]
+        if match := re.fullmatch(rf"# TYPE ({NAME}) (counter|gauge|histogram)", line):
+            assert match[1] == name
+            kind = match[2]
             families[name] = (kind, {})
             continue
-        found = SAMPLE.fullmatch(line)
-        assert found, line
+        match = SAMPLE.fullmatch(line)
+        assert match, line
         assert kind is not None
-        assert found[1] in [name + suffix for suffix in SUFFIXES[kind]], line
+        assert match[1] in [name + suffix for suffix in SUFFIXES[kind]], line
         labels = tuple(
             (label, re.sub(r"\\.", lambda escape: ESCAPES[escape[0]], value))
-            for label, value in re.findall(LABEL, found[2] or "")
+            for label, value in re.findall(LABEL, match[2] or "")
         )
         assert len(dict(labels)) == len(labels), "a label is there once"
         samples = families[name][1]
-        assert (found[1], labels) not in samples, "a series is there once"
-        samples[found[1], labels] = float(found[7].replace("Inf", "inf"))
+        assert (match[1], labels) not in samples, "a series is there once"
+        samples[match[1], labels] = float(match[7].replace("Inf", "inf"))
     return families
 
 
@@ -81,11 +81,11 @@ def test_counters_and_gauges_say_what_was_counted_whatever_their_labels_are(even
     gauge.set_all(sums)
     families = parsed(text_of(counter, gauge))
     for name in ("c_total", "g"):
-        found = {
+        totals = {
             tuple(value for _, value in pairs): total
             for (_, pairs), total in families[name][1].items()
         }
-        assert found == pytest.approx(sums)
+        assert totals == pytest.approx(sums)
 
 
 @given(st.lists(st.tuples(labels, st.floats(0, 2000)), max_size=40))
@@ -98,19 +98,19 @@ def test_a_histograms_buckets_are_cumulative_and_end_at_its_count(observations):
     series = {}
     for (name, pairs), value in samples.items():
         series.setdefault(pairs[:2], {})[name, dict(pairs).get("le")] = value
-    for pairs, found in series.items():
+    for pairs, numbers in series.items():
         mine = [
             value
             for values, value in observations
             if tuple(zip(("a", "b"), values, strict=True)) == pairs
         ]
-        bounds = [bound for name, bound in found if name == "h_bucket"]
+        bounds = [bound for name, bound in numbers if name == "h_bucket"]
         assert bounds[-1] == "+Inf"
         assert [float(bound) for bound in bounds[:-1]] == list(SECONDS)
         for bound in bounds:
-            assert found["h_bucket", bound] == sum(value <= float(bound) for value in mine)
-        assert found["h_bucket", "+Inf"] == found["h_count", None] == len(mine)
-        assert found["h_sum", None] == pytest.approx(sum(mine))
+            assert numbers["h_bucket", bound] == sum(value <= float(bound) for value in mine)
+        assert numbers["h_bucket", "+Inf"] == numbers["h_count", None] == len(mine)
+        assert numbers["h_sum", None] == pytest.approx(sum(mine))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,7 @@ def test_a_histograms_buckets_are_cumulative_and_end_at_its_count(observations):
         (-2.5, "-2.5"),
     ],
 )
-def test_numbers_are_written_as_prometheus_reads_them_and_one_on_a_bound_belongs_to_its_bucket(
-    value, text
-):
+def test_numbers_are_written_as_prometheus_reads_them_and_bounds_belong_to_buckets(value, text):
     gauge = Gauge("g", "G.", ())
     gauge.set_all({(): value})
     assert list(gauge.lines()) == [f"g {text}"]
@@ -144,7 +142,7 @@ def test_numbers_are_written_as_prometheus_reads_them_and_one_on_a_bound_belongs
     ]
 
 
-def test_label_sets_are_bounded_and_nothing_counted_is_lost_nor_spoiled_by_a_label_that_is_no_text():
+def test_label_sets_are_bounded_and_nothing_counted_is_lost_or_spoiled():
     """Names that clients choose must not fill the memory."""
     counter = Counter("c_total", "C.", ("a",))
     histogram = Histogram("h", "H.", ("a",), (1.0,))
@@ -155,10 +153,13 @@ def test_label_sets_are_bounded_and_nothing_counted_is_lost_nor_spoiled_by_a_lab
     counts = {
         pairs: value for (name, pairs), value in families["h"][1].items() if name == "h_count"
     }
-    for found in ({pairs: value for (_, pairs), value in families["c_total"][1].items()}, counts):
-        assert len(found) == LABEL_SETS + 1
-        assert (found[("a", "?"),], found[("a", OTHER),], found[("a", "3"),]) == (1, 40, 2)
-        assert sum(found.values()) == LABEL_SETS + 41
+    for counted in (
+        {pairs: value for (_, pairs), value in families["c_total"][1].items()},
+        counts,
+    ):
+        assert len(counted) == LABEL_SETS + 1
+        assert (counted[("a", "?"),], counted[("a", OTHER),], counted[("a", "3"),]) == (1, 40, 2)
+        assert sum(counted.values()) == LABEL_SETS + 41
 
 
 def test_names_and_labels_follow_prometheus_rules():
@@ -173,12 +174,12 @@ def test_names_and_labels_follow_prometheus_rules():
 # The page
 
 
-def test_every_metric_has_its_heading_with_its_kind_and_labels_and_there_are_no_others():
-    known = [*vars(Metrics()).values()]
+def test_every_metric_has_its_heading_with_kind_and_labels_and_no_other_has_one():
+    metrics = [*vars(Metrics()).values()]
     kinds = {name: kind for name, (kind, _) in parsed(Metrics().text()).items()}
-    assert kinds == {metric.name: metric.kind for metric in known}
+    assert kinds == {metric.name: metric.kind for metric in metrics}
     assert sorted(re.findall(r"^### `([^`]+)`$", PAGE, re.MULTILINE)) == sorted(kinds)
-    for metric in known:
+    for metric in metrics:
         _, _, rest = PAGE.partition(f"### `{metric.name}`\n")
         kind, _, named = rest.partition("\n")[0].partition("; ")
         assert (kind.lower(), tuple(re.findall(r"`([^`]+)`", named))) == (
@@ -190,12 +191,12 @@ def test_every_metric_has_its_heading_with_its_kind_and_labels_and_there_are_no_
 def test_the_queries_of_the_page_ask_for_metrics_and_labels_that_exist():
     queries = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
     assert len(queries) >= 3
-    known = {metric.name: metric for metric in vars(Metrics()).values()}
+    metrics = {metric.name: metric for metric in vars(Metrics()).values()}
     for query in queries:
         used = re.findall(r"skep_[a-z_]+", query)
         assert used
         for name in used:
-            metric = known.get(name) or known[re.sub(r"_(bucket|sum|count)$", "", name)]
+            metric = metrics.get(name) or metrics[re.sub(r"_(bucket|sum|count)$", "", name)]
             for labels in re.findall(r"by \(([^)]*)\)", query):
                 assert {label.strip() for label in labels.split(",")} <= {*metric.labels, "le"}, (
                     name

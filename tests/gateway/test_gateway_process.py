@@ -30,7 +30,7 @@ from skep.testing.process import FakeEngine
 LARGE = b'{"model":"fake-model","pad":"' + b"x" * 3_000_000 + b'"}'
 
 
-def test_the_openai_client_streams_and_does_not_stream_and_answers_name_their_replica_wait_and_request(
+def test_the_openai_client_streams_or_not_and_answers_name_replica_wait_and_request(
     serving,
 ):
     gateway, _ = serving()
@@ -52,7 +52,7 @@ def test_the_openai_client_streams_and_does_not_stream_and_answers_name_their_re
     assert told(headers, "id") != told(others, "id")
 
 
-def test_body_bytes_pass_unchanged_both_ways_and_a_body_that_is_no_request_is_refused(serving):
+def test_body_bytes_pass_unchanged_both_ways_and_a_body_of_no_request_is_refused(serving):
     """Odd spacing, unknown fields, escapes: whatever the client wrote is what the engine reads,
     and back.
     """
@@ -95,7 +95,7 @@ def test_beyond_the_queue_a_request_is_told_when_to_come_back(serving):
     with ThreadPoolExecutor(8) as crowd:
         answers = sorted(
             crowd.map(lambda _: post(gateway, body(max_tokens=40)), range(8)),
-            key=lambda told: told[0],
+            key=lambda answer: answer[0],
         )
     assert [status for status, _, _ in answers] == [200] * 3 + [429] * 5
     _, headers, text = answers[-1]
@@ -104,14 +104,14 @@ def test_beyond_the_queue_a_request_is_told_when_to_come_back(serving):
 
 
 @pytest.mark.parametrize(
-    ("limits", "asked"), [({"max_wait_s": 0.2}, {}), ({}, {"x_skep_max_wait": "0.2"})]
+    ("limits", "request_headers"), [({"max_wait_s": 0.2}, {}), ({}, {"x_skep_max_wait": "0.2"})]
 )
 def test_a_request_that_waits_longer_than_the_limit_or_than_it_would_is_told_so(
-    serving, limits, asked
+    serving, limits, request_headers
 ):
     gateway, _ = serving({"token_ms": 20}, slots=1, limits=limits)
     with open_stream(gateway, max_tokens=500):
-        status, headers, text = post(gateway, **asked)
+        status, headers, text = post(gateway, **request_headers)
     assert (status, error_of(text)["code"]) == (503, "queue_timeout")
     assert int(headers["retry-after"]) >= 1
 
@@ -137,7 +137,7 @@ def test_a_stream_cut_by_a_dead_replica_ends_with_an_error_event(serving):
     assert status_of(gateway)["in_flight"] == 0
 
 
-def test_a_request_whose_replica_dies_before_a_byte_is_answered_by_another_one_or_gets_one_clear_error(
+def test_a_request_whose_replica_dies_before_a_byte_goes_to_another_or_is_refused(
     serving,
 ):
     gateway, *engines = serving({}, {})
@@ -205,7 +205,7 @@ def test_a_request_that_kills_engines_is_given_up_after_two(serving):
     assert len(survivors) == 1
 
 
-def test_an_upload_under_way_is_answered_and_all_of_an_answer_sent_before_a_replaced_gateway_ends(
+def test_a_replaced_gateway_answers_an_upload_and_sends_all_of_an_answer(
     serving,
 ):
     """Handed to the kernel is not enough where the client reads slowly."""

@@ -24,13 +24,13 @@ class HostileMetrics:
 
     def __init__(self, text):
         self._text = text
-        self.asked = threading.Event()
+        self.requested = threading.Event()
         self.let_go = threading.Event()
 
     def __call__(self, path):
         if path != "/metrics":
             return b"ok"
-        self.asked.set()
+        self.requested.set()
         self.let_go.wait(HELD_S)
         return self._text
 
@@ -58,7 +58,7 @@ def test_labels_without_end_of_one_upstream_stop_no_stream_of_another(
         )
         with open_stream(gateway, max_tokens=300) as sock:
             engine_metrics = threads.submit(call, gateway, "GET", "/metrics/engines")
-            assert pages.asked.wait(HELD_S)
+            assert pages.requested.wait(HELD_S)
             assert call(gateway, "GET", "/health")[0] == 200
             assert not engine_metrics.done()
             pages.let_go.set()

@@ -78,7 +78,7 @@ def test_no_header_is_too_odd(headers):
 
 
 @pytest.mark.parametrize(
-    ("own", "asked", "got"),
+    ("key_class", "asked_class", "expected"),
     [
         (None, None, "normal"),
         (None, "interactive", "interactive"),
@@ -92,15 +92,17 @@ def test_no_header_is_too_odd(headers):
         ("interactive", " Interactive ", "interactive"),
     ],
 )
-def test_a_keys_class_is_a_ceiling(own, asked, got):
-    assert class_for(spec(priority=own), asked) == got
-    assert own or class_for(None, asked) == got, "without a key the client chooses"
+def test_a_keys_class_is_a_ceiling(key_class, asked_class, expected):
+    assert class_for(spec(priority=key_class), asked_class) == expected
+    assert key_class or class_for(None, asked_class) == expected, (
+        "without a key the client chooses"
+    )
 
 
-@pytest.mark.parametrize("asked", ["", "urgent", "0", "x" * 10_000])
-def test_an_unknown_class_is_named_with_the_known_ones(asked):
+@pytest.mark.parametrize("asked_class", ["", "urgent", "0", "x" * 10_000])
+def test_an_unknown_class_is_named_with_the_known_ones(asked_class):
     with pytest.raises(ValueError, match="interactive, normal, batch") as caught:
-        class_for(spec(priority="batch"), asked)
+        class_for(spec(priority="batch"), asked_class)
     assert len(str(caught.value)) < 120
 
 

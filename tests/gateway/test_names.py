@@ -21,8 +21,8 @@ def test_an_unknown_name_means_the_only_model(serving, tmp_path, name):
 
 def test_a_large_body_with_an_unknown_name_reaches_the_only_model(serving):
     gateway, _ = serving({"ctx": 100_000})
-    asked = [{"role": "user", "content": "word " * 20_000}]
-    assert post(gateway, body(model="claude-opus-4-5", messages=asked))[0] == 200
+    messages = [{"role": "user", "content": "word " * 20_000}]
+    assert post(gateway, body(model="claude-opus-4-5", messages=messages))[0] == 200
 
 
 def test_unknown_names_are_refused_where_models_are_strict(serving):

@@ -74,15 +74,15 @@ def test_anthropic_messages_streamed_and_whole_say_the_same(claude):
     whole = claude.messages.create(**ask)
     assert whole.usage.output_tokens == 8
     with claude.messages.stream(**ask) as stream:
-        said = "".join(stream.text_stream)
+        text = "".join(stream.text_stream)
         last = stream.get_final_message()
-    assert said == whole.content[0].text
+    assert text == whole.content[0].text
     assert last.usage.output_tokens == 8
 
 
 def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
     before = metrics(gateway, x_api_key=KEY)
-    said = [
+    text = [
         gpt.chat.completions.create(
             model=MODEL, messages=ASKED, max_tokens=5
         ).usage.completion_tokens
@@ -91,17 +91,17 @@ def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
     chunks = list(
         gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=6, **options)
     )
-    said.append(chunks[-1].usage.completion_tokens)
-    said.append(
+    text.append(chunks[-1].usage.completion_tokens)
+    text.append(
         claude.messages.create(model=MODEL, messages=ASKED, max_tokens=7).usage.output_tokens
     )
     # Greedy: this engine leaves `message_start` out when its first token is half a character.
     with claude.messages.stream(
         model=MODEL, messages=ASKED, max_tokens=8, extra_body=GREEDY
     ) as stream:
-        said.append(stream.get_final_message().usage.output_tokens)
+        text.append(stream.get_final_message().usage.output_tokens)
     name = f'skep_output_tokens_total{{model="{MODEL}",class="normal",replica="r0"}}'
-    assert metrics(gateway, x_api_key=KEY)[name] - before.get(name, 0) == sum(said) > 4
+    assert metrics(gateway, x_api_key=KEY)[name] - before.get(name, 0) == sum(text) > 4
 
 
 @pytest.mark.needs("curl")

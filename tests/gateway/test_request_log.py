@@ -296,7 +296,7 @@ def test_request_lines_have_a_file_of_their_own_that_is_rotated(path, stream, tm
     ) as log:
         for i in range(2000):
             log.add(values(id=f"a-{i}"))
-    names = sorted(one.name for one in file.parent.iterdir())
+    names = sorted(path.name for path in file.parent.iterdir())
     assert names == ["requests.log", "requests.log.1", "requests.log.2", "requests.log.3"]
     newest_last = "".join((file.parent / name).read_text() for name in reversed(names))
     assert newest_last.endswith(request_line(values(id="a-1999")))

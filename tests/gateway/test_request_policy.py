@@ -33,19 +33,19 @@ from skep.gateway.request_policy import KEY_HEADERS, sort_headers
 from skep.wire.heads import HOP_BY_HOP
 
 
-def replica(engine, name="r0", **more):
+def replica(engine, name="r0", **fields):
     return {
         "name": name,
         "model": "fake-model",
         "url": engine.url,
         "slots": 2,
         "confirms": "slots",
-        **more,
+        **fields,
     }
 
 
 def states_of(gateway):
-    return {each["name"]: each["state"] for each in status_of(gateway)["replicas"]}
+    return {row["name"]: row["state"] for row in status_of(gateway)["replicas"]}
 
 
 def test_a_header_of_ours_that_makes_no_sense_is_told_so(serving):
@@ -57,7 +57,7 @@ def test_a_header_of_ours_that_makes_no_sense_is_told_so(serving):
 # Models and routing
 
 
-def test_the_list_of_models_tells_what_was_checked_for_agents_of_the_replica_that_does_worst(
+def test_the_list_of_models_tells_the_worst_checks_for_agents_of_its_replicas(
     serving,
 ):
     gateway, first, second = serving({}, {})
@@ -139,11 +139,17 @@ def asked_for(gateway, method, path):
     return status, error_of(text)["code"]
 
 
+def test_the_gateway_shows_each_of_its_models(serving):
+    gateway, engine = serving()
+    assert json.loads(call(gateway, "GET", "/v1/models/fake-model")[2])["id"] == "fake-model"
+    assert asked_for(gateway, "GET", "/v1/models/nobody") == (404, "model_not_found")
+    assert call(gateway, "HEAD", "/v1/models")[0] == 200
+    assert engine.state()["requests"] == 0
+
+
 def test_any_path_passes_and_an_owners_path_does_not(serving):
     gateway, engine = serving()
     assert call(gateway, "POST", "/v1/anything.v2/new", {"model": "fake-model", "x": 1})[0] == 200
-    assert json.loads(call(gateway, "GET", "/v1/models/fake-model")[2])["id"] == "fake-model"
-    assert asked_for(gateway, "GET", "/v1/models/nobody") == (404, "model_not_found")
     status, _, text = call(gateway, "GET", "/unknown/path")
     assert status == 404
     assert "source" not in json.loads(text)  # the engine's own word
@@ -166,7 +172,6 @@ def test_any_path_passes_and_an_owners_path_does_not(serving):
     )
     for path in (*paths, *weights, "/Slots"):
         assert asked_for(gateway, "POST", path) == (403, "admin_path"), path
-    assert call(gateway, "HEAD", "/v1/models")[0] == 200
     assert engine.state()["requests"] == 1
 
 
@@ -191,7 +196,7 @@ def test_an_engine_that_skep_started_is_asked_only_for_what_clients_ask(serving)
     assert engine.state()["requests"] == 1
 
 
-def test_the_key_and_headers_of_one_hop_stay_behind_and_so_does_an_engines_own_leave_for_web_pages(
+def test_the_key_headers_of_one_hop_and_an_engines_leave_for_web_pages_stay_behind(
     start_gateway,
 ):
     """llama.cpp and vLLM allow every page; two such headers are none, and only the gateway may
@@ -244,9 +249,9 @@ def test_the_key_and_headers_of_one_hop_stay_behind_and_so_does_an_engines_own_l
 def test_web_pages_may_not_call_unless_they_are_named(serving):
     gateway, _ = serving(origins=["http://localhost:3000"])
     assert refusal(gateway, origin="http://evil.example") == (403, "origin_refused")
-    asked = {"origin": "http://localhost:3000", "access_control_request_method": "POST"}
+    preflight = {"origin": "http://localhost:3000", "access_control_request_method": "POST"}
     status, headers, _ = call(
-        gateway, "OPTIONS", **asked, access_control_request_headers="x-skep-agent"
+        gateway, "OPTIONS", **preflight, access_control_request_headers="x-skep-agent"
     )
     assert (status, headers["access-control-allow-headers"]) == (204, "x-skep-agent")
     for _ in range(2):  # the second time the head is known
@@ -260,12 +265,17 @@ def test_web_pages_may_not_call_unless_they_are_named(serving):
 # Keys
 
 
-def test_keys_have_a_class_a_cap_and_a_rate(serving):
-    keys = [
-        {"name": "slow", "sha256": digest_of("k-slow"), "priority": "batch", "max_concurrent": 1},
-        {"name": "rare", "sha256": digest_of("k-rare"), "rate": "1/m"},
-    ]
-    gateway, engine = serving({"token_ms": 20}, slots=4, keys=keys)
+SLOW_KEY = {
+    "name": "slow",
+    "sha256": digest_of("k-slow"),
+    "priority": "batch",
+    "max_concurrent": 1,
+}
+RARE_KEY = {"name": "rare", "sha256": digest_of("k-rare"), "rate": "1/m"}
+
+
+def test_a_key_has_a_class_and_a_cap(serving):
+    gateway, engine = serving({"token_ms": 20}, slots=4, keys=[SLOW_KEY])
     assert post(gateway)[0] == post(gateway, authorization="Bearer wrong")[0] == 401
     with ThreadPoolExecutor(2) as crowd:
         given = {"authorization": "Bearer k-slow", "x_skep_priority": "interactive"}
@@ -273,15 +283,19 @@ def test_keys_have_a_class_a_cap_and_a_rate(serving):
         engine.wait_for(running=1)
         assert refusal(gateway, x_api_key="k-slow") == (429, "too_many_requests_of_key")
         assert running.result()[0] == 200
-    assert post(gateway, x_api_key="k-rare")[0] == 200
-    status, headers, text = post(gateway, x_api_key="k-rare")
-    assert (status, error_of(text)["code"]) == (429, "rate_limited")
-    assert 50 <= int(headers["retry-after"]) <= 61
     labels = (
         'model="fake-model",class="batch",replica="r0",outcome="answered",status="200",code=""'
     )
     assert f"skep_requests_total{{{labels}}}" in metrics(gateway, x_api_key="k-slow")
-    gateway.send({"op": "settings", "keys": keys[:1]})
+
+
+def test_a_key_has_a_rate_until_it_is_removed(serving):
+    gateway, _ = serving(keys=[SLOW_KEY, RARE_KEY])
+    assert post(gateway, x_api_key="k-rare")[0] == 200
+    status, headers, text = post(gateway, x_api_key="k-rare")
+    assert (status, error_of(text)["code"]) == (429, "rate_limited")
+    assert 50 <= int(headers["retry-after"]) <= 61
+    gateway.send({"op": "settings", "keys": [SLOW_KEY]})
     until(lambda: refusal(gateway, x_api_key="k-rare") == (401, "invalid_api_key"))
     assert post(gateway, x_api_key="k-slow")[0] == 200
 
@@ -305,7 +319,7 @@ def test_a_key_called_as_the_variable_is_opens_beside_it(serving):
     ("fault", "of_the_good"),
     [('{"kind": "503", "times": 50}', 10), ('{"kind": "429", "times": 1}', 1)],
 )
-def test_a_replica_that_says_503_is_passed_over_for_another_one_and_one_429_does_not_shut_it_out(
+def test_a_replica_that_says_503_is_passed_over_and_a_429_does_not_shut_it_out(
     serving, fault, of_the_good
 ):
     gateway, _, good = serving({"fault": fault}, {})
@@ -353,12 +367,12 @@ def test_a_frozen_replica_loses_its_requests_to_another_one_and_comes_back(servi
         first = crowd.submit(post, gateway, body(max_tokens=100))
         until(lambda: status_of(gateway)["in_flight"] == 1)
         busy = status_of(gateway)["busy"]
-        frozen, other = ("r0", "r1") if busy["r0"] else ("r1", "r0")
+        frozen, alive = ("r0", "r1") if busy["r0"] else ("r1", "r0")
         stopped = engines[int(frozen[1])].pid
         os.kill(stopped, signal.SIGSTOP)
         try:
             status, headers, _ = first.result(timeout=30)
-            assert (status, told(headers, "replica")) == (200, other)
+            assert (status, told(headers, "replica")) == (200, alive)
             assert states_of(gateway)[frozen] in ("open", "half-open")
         finally:
             os.kill(stopped, signal.SIGCONT)
@@ -367,20 +381,20 @@ def test_a_frozen_replica_loses_its_requests_to_another_one_and_comes_back(servi
 
 
 def test_drain_undrain_add_and_remove_break_no_stream(serving):
-    gateway, one, other = serving({"token_ms": 5}, {"token_ms": 5})
-    gateway.serve([replica(one)])
+    gateway, first, second = serving({"token_ms": 5}, {"token_ms": 5})
+    gateway.serve([replica(first)])
 
     def homes(requests):
         return {told(post(gateway)[1], "replica") for _ in range(requests)}
 
     with open_post(gateway, body(stream=True, max_tokens=100)) as stream:
         read_until(stream, b"data:")
-        gateway.serve([replica(one, draining=True), replica(other, "r1")])
+        gateway.serve([replica(first, draining=True), replica(second, "r1")])
         assert homes(4) == {"r1"}
-        gateway.serve([replica(other, "r1")])
+        gateway.serve([replica(second, "r1")])
         assert homes(1) == {"r1"}
         assert b"[DONE]" in read_until(stream, b"0\r\n\r\n")
-    gateway.serve([replica(one), replica(other, "r1", draining=True)])
+    gateway.serve([replica(first), replica(second, "r1", draining=True)])
     assert homes(3) == {"r0"}
 
 
@@ -402,10 +416,10 @@ def test_every_request_is_a_row_a_line_and_a_count(serving, tmp_path):
     gateway.close()
     columns = "outcome, priority, flow, status, output_tokens, streamed"
     with contextlib.closing(sqlite3.connect(store)) as connection:
-        found = connection.execute(
+        rows = connection.execute(
             f"SELECT {columns} FROM gateway_requests ORDER BY arrived_at"
         ).fetchall()
-    assert found == [
+    assert rows == [
         ("answered", "normal", "builder-1", 200, 4, 0),
         ("answered", "interactive", None, 200, 6, 1),
         ("refused", "normal", None, 404, None, 0),
@@ -469,15 +483,17 @@ def named_by_connection(headers):
 def test_all_headers_but_those_of_this_hop_go_on_as_they_are_and_in_their_order(
     headers, hide_keys
 ):
-    gone = STAY | named_by_connection(headers) | (KEY_HEADERS if hide_keys else set())
-    kept = [
+    dropped = STAY | named_by_connection(headers) | (KEY_HEADERS if hide_keys else set())
+    passed_on = [
         (key, value)
         for key, value in headers
-        if key not in gone and not key.startswith(b"x-skep-")
+        if key not in dropped and not key.startswith(b"x-skep-")
     ]
-    found = sort_headers(headers, hide_keys=hide_keys)
-    assert found.lines == b"".join(key + b": " + value + b"\r\n" for key, value in kept)
-    assert found.skep_headers == {
+    sorted_headers = sort_headers(headers, hide_keys=hide_keys)
+    assert sorted_headers.lines == b"".join(
+        key + b": " + value + b"\r\n" for key, value in passed_on
+    )
+    assert sorted_headers.skep_headers == {
         key[7:]: value for key, value in headers if key.startswith(b"x-skep-")
     }
 
@@ -486,10 +502,10 @@ def test_a_client_cannot_hide_its_origin_by_naming_it_in_connection():
     """The check of web pages reads it from here."""
     headers = [(b"connection", b"origin, content-type, x-skep-agent"), (b"origin", b"https://a"),
                (b"content-type", b"text/plain"), (b"x-skep-agent", b"a")]  # fmt: skip
-    found = sort_headers(headers, hide_keys=False)
-    assert (found.origin, found.content_type, found.skep_headers) == (
+    sorted_headers = sort_headers(headers, hide_keys=False)
+    assert (sorted_headers.origin, sorted_headers.content_type, sorted_headers.skep_headers) == (
         b"https://a",
         b"text/plain",
         {b"agent": b"a"},
     )
-    assert found.lines == b""
+    assert sorted_headers.lines == b""

@@ -85,8 +85,8 @@ def test_tool_calls_pass_whole_and_in_pieces_and_tools_reach_the_engine(start_ga
         gateway = start_gateway()
         gateway.serve_engines(engine, model="m", confirms="")
         for stream, expected in ((False, json.dumps(whole).encode()), (True, b"".join(pieces))):
-            asked = json.dumps(
+            body = json.dumps(
                 {"model": "m", "messages": [], "tools": tools, "stream": stream}
             ).encode()
-            assert call(gateway, path=path, document=asked)[2] == expected
-            assert engine.bodies[-1] == asked
+            assert call(gateway, path=path, document=body)[2] == expected
+            assert engine.bodies[-1] == body

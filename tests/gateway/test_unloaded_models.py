@@ -39,8 +39,8 @@ class Supervisor:
 
     def table(self, *engines, state=None, slots=2):
         replicas = [
-            {"name": f"r{n}", "model": MODEL, "url": one.url, "slots": slots, "confirms": ""}
-            for n, one in enumerate(engines)
+            {"name": f"r{n}", "model": MODEL, "url": engine.url, "slots": slots, "confirms": ""}
+            for n, engine in enumerate(engines)
         ]
         if state:
             dormant = {MODEL: {"state": state, "why": None}}
@@ -59,13 +59,13 @@ class Supervisor:
         self.table(state="loading")
         self.table(*engines)
 
-    def status(self, **wanted):
+    def status(self, **figures):
         """Asks until the model's figures are as wanted. Nothing but the answer may come."""
         while True:
-            said = self.gateway.ask(op="status")
-            assert "event" not in said
-            if all(said["models"][MODEL][key] == value for key, value in wanted.items()):
-                return said["models"][MODEL]
+            answer = self.gateway.ask(op="status")
+            assert "event" not in answer
+            if all(answer["models"][MODEL][key] == value for key, value in figures.items()):
+                return answer["models"][MODEL]
 
     def fail(self, why="no memory is left", retry_after_s=7.0):
         self.gateway.send(
@@ -96,9 +96,7 @@ def crowd():
         yield threads
 
 
-def test_a_plain_request_waits_and_the_supervisor_is_told_once_each_time_it_was_unloaded(
-    start, crowd, engine
-):
+def test_a_plain_request_waits_and_the_supervisor_hears_once_for_each_unload(start, crowd, engine):
     gateway, supervisor = start()
     for times in (1, 2):
         answers = [crowd.submit(post, gateway) for _ in range(3)]
@@ -180,8 +178,8 @@ def test_the_openai_client_does_not_see_the_comments(start, crowd, engine):
         loading = crowd.submit(supervisor.load, engine)
         plain = client.chat.completions.create(**body())
         loading.result()
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert plain.choices[0].message.content == said
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert plain.choices[0].message.content == text
 
 
 USAGE = {"input_tokens": 3, "output_tokens": 1}
@@ -208,9 +206,9 @@ def test_a_stream_that_waits_for_a_load_hears_of_it_where_that_helps_its_clients
     start, path, is_told
 ):
     gateway, supervisor = start()
-    asked = {"model": MODEL, "prompt": "x", "messages": [], "stream": True}
+    document = {"model": MODEL, "prompt": "x", "messages": [], "stream": True}
     with (
-        open_post(gateway, asked, path) as waiting,
+        open_post(gateway, document, path) as waiting,
         open_post(gateway, body(stream=True)) as post,
     ):
         supervisor.wanted()
@@ -290,7 +288,7 @@ def test_a_load_that_fails_is_one_clear_error_and_tried_again_later(start, crowd
     assert answer.result()[0] == 503
 
 
-def test_a_model_that_was_given_up_is_refused_with_its_reason_until_it_is_being_loaded_after_all(
+def test_a_model_that_was_given_up_is_refused_with_its_reason_until_it_is_loaded(
     start, crowd, engine
 ):
     """Unloaded by the user, wanted by a request, and then it did not start: it is `failed`, not
@@ -324,14 +322,14 @@ def test_a_queue_timeout_says_that_the_model_is_being_loaded(start):
 
 
 @pytest.mark.parametrize(
-    ("options", "first_byte_s", "code", "said"),
+    ("options", "first_byte_s", "code", "reason"),
     [
         ({"ctx": 10}, 60, "engine_refused", "HTTP 400"),
         ({"ttft_ms": 60_000}, 0.2, "replica_timeout", ""),
     ],
 )
 def test_an_engine_that_refuses_or_says_nothing_is_an_error_event(
-    start, crowd, options, first_byte_s, code, said
+    start, crowd, options, first_byte_s, code, reason
 ):
     gateway, supervisor = start(timeouts={"first_byte_s": first_byte_s})
     with FakeEngine(**options) as engine:
@@ -341,7 +339,7 @@ def test_an_engine_that_refuses_or_says_nothing_is_an_error_event(
         status, _, text = answer.result()
         error = error_of(text.rpartition(b"data: ")[2])
         assert (status, error["code"]) == (200, code)
-        assert said in error["message"]
+        assert reason in error["message"]
         supervisor.status(queued=0, busy=0)
 
 
@@ -388,8 +386,8 @@ def test_who_only_looks_around_loads_nothing(start, crowd, engine):
 def test_only_event_streams_get_comments_of_one_line_whatever_the_name():
     assert {"/api/chat", "/v1/embeddings"}.isdisjoint(STREAM_PATHS)
     assert {"/v1/messages", "/v1/responses", "/v1/chat/completions"} <= STREAM_PATHS
-    for said in (b'{"stream": true}', b'\xef\xbb\xbf{"x": 1, "stream": true}'):
-        assert wants_stream(said)
-    for said in (b'{"stream": false}', b'{"messages": "\\"stream\\": true"}', b"not json"):
-        assert not wants_stream(said)
+    for text in (b'{"stream": true}', b'\xef\xbb\xbf{"x": 1, "stream": true}'):
+        assert wants_stream(text)
+    for text in (b'{"stream": false}', b'{"messages": "\\"stream\\": true"}', b"not json"):
+        assert not wants_stream(text)
     assert UnloadedModels().words("a\n\ndata: b") == "waiting for a data: b"

@@ -29,7 +29,7 @@ def test_requests_and_the_question_for_busy_slots_show_the_replicas_key(
         spec = {"name": "r0", "url": engine.url, "model": MODEL, "slots": 1, "confirms": confirms}
         gateway.serve([{**spec, "authorization": f"Bearer {KEY}"}])
         with open_post(gateway, body(max_tokens=1000, stream=True)) as sock:
-            assert b"error" not in read_until(sock, lambda said: said.count(b"data:") >= 2)
+            assert b"error" not in read_until(sock, lambda received: received.count(b"data:") >= 2)
         status, headers, _ = post(gateway, authorization="Bearer of-the-client")
         assert status == 200
         assert 200 < float(told(headers, "queue-ms")) < 10_000
@@ -63,8 +63,8 @@ async def test_a_cloud_below_a_path_is_asked_for_its_model_and_for_answers_there
             "authorization": "Bearer of the cloud",
         }
         gateway.serve([{**spec, "url": upstream.url}])
-        said = call(gateway, document={"model": "big", "messages": []})[2]
-    assert json.loads(said) == {"said": "/api/v1/chat/completions", "key": "Bearer of the cloud"}
+        text = call(gateway, document={"model": "big", "messages": []})[2]
+    assert json.loads(text) == {"said": "/api/v1/chat/completions", "key": "Bearer of the cloud"}
 
 
 VLLM = """# TYPE vllm:num_requests_running gauge

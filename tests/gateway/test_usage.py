@@ -37,21 +37,27 @@ def ndjson(*events):
     return "".join(json.dumps(event) + "\n" for event in events).encode()
 
 
-def chunk(text="hi", **more):
+def chunk(text="hi", **fields):
     delta = {"index": 0, "delta": {"content": text}, "finish_reason": None}
-    return {"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [delta], **more}
+    return {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "model": "m",
+        "choices": [delta],
+        **fields,
+    }
 
 
-def last(**more):
-    return {"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [], **more}
+def last(**fields):
+    return {"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [], **fields}
 
 
-def usage(prompt, output, **more):
+def usage(prompt, output, **fields):
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        **more,
+        **fields,
     }
 
 

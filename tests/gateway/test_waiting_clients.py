@@ -36,10 +36,10 @@ def busy(serving):
 def test_a_stream_that_waits_for_a_slot_gets_its_head_and_comments(busy, path, workers):
     gateway, _, holder = busy(timeouts=QUICK, workers=workers)
     if path == CHAT:
-        asked = body(stream=True)
+        document = body(stream=True)
     else:
-        asked = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2}
-    with open_post(gateway, asked, path) as client:
+        document = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2}
+    with open_post(gateway, document, path) as client:
         received = read_until(client, lambda text: text.count(b": waiting for a slot, ") >= 2)
         assert received.startswith(b"HTTP/1.1 200")
         assert b"data:" not in received
@@ -95,8 +95,8 @@ CLAUDE = "user-agent: claude-cli/{} (external, cli)"
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_stream_of_messages_gets_its_head_and_comments_late(busy, agent, workers):
     gateway, _, holder = busy(timeouts=LATE, workers=workers)
-    asked = body(stream=True, max_tokens=2)
-    with holder, open_post(gateway, asked, MESSAGES, [f"user-agent: {agent}"]) as client:
+    document = body(stream=True, max_tokens=2)
+    with holder, open_post(gateway, document, MESSAGES, [f"user-agent: {agent}"]) as client:
         received = read_until(client, lambda text: text.count(b": waiting for a slot, ") >= 2)
     assert received.startswith(b"HTTP/1.1 200")
     assert b": waiting for a slot, 0 s" not in received
@@ -105,8 +105,8 @@ def test_a_stream_of_messages_gets_its_head_and_comments_late(busy, agent, worke
 @pytest.mark.parametrize("version", ["2.1.225", "2.0.60", "of-somebody"])
 def test_a_claude_code_that_hangs_up_in_spite_of_comments_gets_none(busy, version):
     gateway, _, holder = busy(timeouts={**QUICK, "late_comment_after_s": 0.3})
-    asked = body(stream=True, max_tokens=2)
-    with open_post(gateway, asked, MESSAGES, [CLAUDE.format(version)]) as client:
+    document = body(stream=True, max_tokens=2)
+    with open_post(gateway, document, MESSAGES, [CLAUDE.format(version)]) as client:
         with open_post(gateway, body(stream=True)) as post:
             read_until(post, lambda text: text.count(b": waiting") >= 3)
         holder.close()
@@ -138,12 +138,12 @@ def test_a_refusal_after_the_head_is_the_last_event(busy):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_who_hangs_up_and_comes_back_is_answered_before_those_who_came_later(busy, workers):
     gateway, _, holder = busy(workers=workers)
-    asked = {
+    document = {
         "model": MODEL,
         "max_tokens": 3,
         "messages": [{"role": "user", "content": "first of all"}],
     }
-    leaving = open_post(gateway, asked)
+    leaving = open_post(gateway, document)
     until(lambda: queued(gateway) == 1)
     answered = []
 
@@ -156,7 +156,7 @@ def test_who_hangs_up_and_comes_back_is_answered_before_those_who_came_later(bus
     until(lambda: queued(gateway) == 2)
     leaving.close()
     until(lambda: queued(gateway) == 1)
-    back = threading.Thread(target=ask, args=("came back", asked))
+    back = threading.Thread(target=ask, args=("came back", document))
     back.start()
     until(lambda: queued(gateway) == 2)
     holder.close()

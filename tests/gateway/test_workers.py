@@ -41,7 +41,7 @@ def relayed(serving):
 
 def worker_pids(gateway):
     """By number."""
-    found = {}
+    ids = {}
     for pid in (
         Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children")
         .read_text()
@@ -49,17 +49,17 @@ def worker_pids(gateway):
     ):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         if "--number" in words:  # else it is being started
-            found[int(words[words.index("--number") + 1])] = int(pid)
-    return found
+            ids[int(words[words.index("--number") + 1])] = int(pid)
+    return ids
 
 
 def connections(gateway, stack, count):
-    made = [
+    clients = [
         http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30) for _ in range(count)
     ]
-    for one in made:
-        stack.callback(one.close)
-    return made
+    for client in clients:
+        stack.callback(client.close)
+    return clients
 
 
 def ask(connection, document=None, **headers):
@@ -68,42 +68,38 @@ def ask(connection, document=None, **headers):
     return answer, answer.read()
 
 
-def test_connections_are_shared_out_evenly_and_metrics_and_rows_have_every_request_once(
-    relayed, tmp_path
-):
-    """And every worker answers for the gateway's own paths."""
+OWN_PATHS = {"/health": b"ok", "/v1/models": b"fake-model", "/": b"fake-model"}
+
+
+def test_connections_are_shared_out_evenly_and_all_requests_are_counted_once(relayed, tmp_path):
     gateway, _ = relayed(slots=8, store=str(tmp_path / "store"))
     count = 3 * WORKERS
     workers = []
     with ExitStack() as stack:
-        made = connections(gateway, stack, count)
-        for one in made:
-            answer, _ = ask(one)
+        for client in connections(gateway, stack, count):
+            answer, _ = ask(client)
             assert answer.status == 200
             workers.append(int(told(answer.headers, "id").split("-")[1]))
-        assert sorted(workers) == sorted(list(range(WORKERS)) * 3)
-        for one in made:
-            for path, said in (
-                ("/health", b"ok"),
-                ("/v1/models", b"fake-model"),
-                ("/", b"fake-model"),
-            ):
-                one.request("GET", path)
-                assert said in one.getresponse().read()
-            one.request("HEAD", "/v1/models")
-            assert one.getresponse().read() == b""
         counted = metrics(gateway)
-        assert (
-            sum(
-                value for name, value in counted.items() if name.startswith("skep_requests_total{")
-            )
-            == count
-        )
-        assert counted["skep_client_connections"] >= count
+    requests = {name: n for name, n in counted.items() if name.startswith("skep_requests_total{")}
+    assert sorted(workers) == sorted(list(range(WORKERS)) * 3)
+    assert sum(requests.values()) == count
+    assert counted["skep_client_connections"] >= count
     assert status_of(gateway)["ended"] == {"answered": count}
     with open_store(tmp_path / "store", read_only=True) as store:
-        rows = until(lambda: len(found := store.gateway_requests()) >= count and found)
+        rows = until(lambda: len(stored := store.gateway_requests()) >= count and stored)
     assert len({row.id for row in rows}) == len(rows) == count
+
+
+def test_every_worker_answers_for_the_gateways_own_paths(relayed):
+    gateway, _ = relayed()
+    with ExitStack() as stack:
+        for client in connections(gateway, stack, 3 * WORKERS):
+            for path, expected in OWN_PATHS.items():
+                client.request("GET", path)
+                assert expected in client.getresponse().read()
+            client.request("HEAD", "/v1/models")
+            assert client.getresponse().read() == b""
 
 
 def test_limits_of_a_key_hold_over_all_of_them_and_a_change_reaches_all(relayed):
@@ -118,17 +114,17 @@ def test_limits_of_a_key_hold_over_all_of_them_and_a_change_reaches_all(relayed)
                 gateway, body(stream=True, max_tokens=4000), lines=["authorization: Bearer sk-one"]
             )
             read_until(stack.enter_context(held), b"data:")
-        each = connections(gateway, stack, WORKERS)
-        refused = [ask(one, **bearer) for one in each]
+        clients = connections(gateway, stack, WORKERS)
+        refused = [ask(client, **bearer) for client in clients]
         assert [
             (answer.status, json.loads(text)["error"]["code"]) for answer, text in refused
         ] == [(429, "too_many_requests_of_key")] * WORKERS
         gateway.send({"op": "settings", "workers": WORKERS, "keys": keys(3)})
-        until(lambda: ask(each[0], **bearer)[0].status == 200)
-        assert [ask(one, **bearer)[0].status for one in each] == [200] * WORKERS
+        until(lambda: ask(clients[0], **bearer)[0].status == 200)
+        assert [ask(client, **bearer)[0].status for client in clients] == [200] * WORKERS
         gateway.send({"op": "settings", "workers": WORKERS, "keys": [], "keys_wanted": True})
-        until(lambda: ask(each[0], **bearer)[0].status == 401)
-        assert [ask(one, **bearer)[0].status for one in each] == [401] * WORKERS
+        until(lambda: ask(clients[0], **bearer)[0].status == 401)
+        assert [ask(client, **bearer)[0].status for client in clients] == [401] * WORKERS
 
 
 def test_a_worker_that_is_killed_gives_its_slots_back_and_is_replaced(relayed, tmp_path):
