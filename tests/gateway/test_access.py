@@ -21,10 +21,8 @@ PART = b'{"model":"fake-model","messages":[{"role":"user","content":"a"}],"x":"'
 )
 # The model stands in the middle, between many brackets: neither end of the body tells it.
 MANY = b'[{"a":"b"},' + b'["c",0],' * 80_000 + b"[]]"
-HARD = (
-    b'{"x":%b,"model":"fake-model","max_tokens":2,"messages":[{"role":"user","content":"a"}],"y":%b}'
-    % (MANY, MANY)
-)
+FIELDS = b'"model":"fake-model","max_tokens":2,"messages":[{"role":"user","content":"a"}]'
+HARD = b'{"x":%b,%b,"y":%b}' % (MANY, FIELDS, MANY)
 
 
 def begin(gateway, length, *lines, sent=b""):

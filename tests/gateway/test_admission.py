@@ -214,8 +214,8 @@ def test_reserved_slots_are_for_interactive_requests_alone():
 
 
 def soft_limited():
-    """Three of five slots for agents that wait for their answer, all five for batch, which has them
-    all: two more requests of it wait.
+    """Return admission with three of five slots for agents that wait for their answer, and all
+    five for batch, which has them all while two more of its requests wait.
     """
     decider = admission(spec(slots=5, soft_slots=3), max_queue=50)
     for number in range(7):
@@ -366,17 +366,18 @@ def test_a_new_conversation_costs_no_evenness(counts, conversation):
     """It has nothing cached anywhere, so the least loaded replica is as good as any."""
     table = [spec(f"r{i}", slots) for i, (slots, _) in enumerate(counts)]
     decider = admission()
-    for place, (newest, (slots, busy)) in enumerate(zip(table, counts, strict=True)):
-        decider.set_replicas(
-            (*(replace(earlier, draining=True) for earlier in table[:place]), newest), 0.0
-        )
+    draining = []
+    for newest, (slots, busy) in zip(table, counts, strict=True):
+        decider.set_replicas((*draining, newest), 0.0)
         for number in range(min(busy, slots)):
             ask(decider, f"{newest.name}-{number}")
+        draining.append(replace(newest, draining=True))
     decider.set_replicas(tuple(table), 0.0)
     shares = {replica.name: replica.busy / replica.slots for replica in decider.table()}
+    least_share = min(shares.values())
     actions = ask(decider, "q", 1.0, conversation=conversation)
-    assert len(actions) == (min(shares.values()) < 1)
-    assert all(shares[action.replica.name] == min(shares.values()) for action in actions)
+    assert len(actions) == (least_share < 1)
+    assert all(shares[action.replica.name] == least_share for action in actions)
 
 
 def test_the_oldest_conversation_is_forgotten_first():

@@ -241,13 +241,15 @@ def test_files_of_a_batch_are_listed_until_they_are_deleted_and_the_batch_stays(
 
 def test_pages_of_files_and_batches_follow_each_other(shared):
     client = Client(shared, "k-pages")
-    batches = [client.begin([line("a")]).id for _ in range(3)]
+    oldest, middle, newest = (client.begin([line("a")]) for _ in range(3))
     # The client turns the pages.
-    assert [listed.id for listed in client.api.batches.list(limit=2)] == batches[::-1]
-    first = client.api.batches.list(limit=2)
-    assert ([listed.id for listed in first.data], first.has_more) == (batches[:0:-1], True)
-    files = [client.api.batches.retrieve(batch).input_file_id for batch in batches]
-    assert [listed.id for listed in client.api.files.list(limit=1, purpose="batch")] == files[::-1]
+    listed_batches = [batch.id for batch in client.api.batches.list(limit=2)]
+    assert listed_batches == [newest.id, middle.id, oldest.id]
+    first_page = client.api.batches.list(limit=2)
+    assert [batch.id for batch in first_page.data] == [newest.id, middle.id]
+    assert first_page.has_more
+    listed_files = [file.id for file in client.api.files.list(limit=1, purpose="batch")]
+    assert listed_files == [batch.input_file_id for batch in (newest, middle, oldest)]
     for wrong in ({"limit": 0}, {"limit": 101}, {"after": "batch_unknown"}):
         with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
             client.api.batches.list(**wrong)

@@ -22,9 +22,15 @@ from skep.gateway.body_inspection import (
 
 LARGE = 2 * DECODE_BYTES
 SYSTEM = {"role": "system", "content": 'You are "careful".\n' * 20}
-TOOLS = [{"type": "function", "function": {"name": "ask", "parameters": {
-    "properties": {"model": {"type": "string"}, "prompt": {"type": "string"}, "input": {"default": {"model": "no"}},
-                   "messages": {"enum": ["[", '{"role":"user"']}}}}}]  # fmt: skip
+PROPERTIES = {
+    "model": {"type": "string"},
+    "prompt": {"type": "string"},
+    "input": {"default": {"model": "no"}},
+    "messages": {"enum": ["[", '{"role":"user"']},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "ask", "parameters": {"properties": PROPERTIES}}}
+]
 
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 known_keys = [

@@ -429,8 +429,8 @@ def test_every_request_is_a_row_a_line_and_a_count(serving, tmp_path):
     assert len(lines) == 4
     assert all(line.startswith("request.done id=") for line in lines)
     assert counted['skep_output_tokens_total{model="fake-model",class="normal",replica="r0"}'] == 4
-    refused = 'model="unknown",class="normal",replica="",outcome="refused",status="404",code="model_not_found"'
-    assert counted[f"skep_requests_total{{{refused}}}"] == 1
+    refused = 'model="unknown",class="normal",replica="",outcome="refused",status="404"'
+    assert counted[f'skep_requests_total{{{refused},code="model_not_found"}}'] == 1
     assert counted['skep_slots{model="fake-model",replica="r0"}'] == 1
 
 

@@ -68,22 +68,44 @@ TIMINGS = {
     "predicted_n": 25,
     "predicted_ms": 80.1,
 }
-BEGUN = {"type": "message_start", "message": {"id": "m", "role": "assistant", "content": [], "model": "m", "usage": {
-    "input_tokens": 12, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 5,
-    "output_tokens": 1}}}  # fmt: skip
+BEGUN_USAGE = {
+    "input_tokens": 12,
+    "cache_read_input_tokens": 100,
+    "cache_creation_input_tokens": 5,
+    "output_tokens": 1,
+}
+BEGUN = {
+    "type": "message_start",
+    "message": {
+        "id": "m",
+        "role": "assistant",
+        "content": [],
+        "model": "m",
+        "usage": BEGUN_USAGE,
+    },
+}
 WORDS = [
     {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": FAKE}}
 ] * 5
 ENDED = [
-    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 42}},
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "end_turn"},
+        "usage": {"output_tokens": 42},
+    },
     {"type": "message_stop"},
-]  # fmt: skip
+]
 RESPONSE = {
     "id": "r",
     "output": [{"type": "message", "content": [{"type": "output_text", "text": FAKE}]}],
 }
-RESPONSE_USAGE = {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3,
-                  "output_tokens_details": {"reasoning_tokens": 1}, "total_tokens": 12}  # fmt: skip
+RESPONSE_USAGE = {
+    "input_tokens": 9,
+    "input_tokens_details": {"cached_tokens": 4},
+    "output_tokens": 3,
+    "output_tokens_details": {"reasoning_tokens": 1},
+    "total_tokens": 12,
+}
 OLLAMA = {
     "model": "m",
     "done": True,

@@ -195,10 +195,8 @@ def test_uploads_reach_the_decider_whole_from_any_worker(relayed, tmp_path):
     gateway, _ = relayed(
         batches={"store": str(tmp_path / "store"), "files": str(tmp_path / "files")}
     )
-    lines = (
-        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"fake-model"}}\n'
-        * 20_000
-    )
+    request = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions",'
+    lines = (request + b'"body":{"model":"fake-model"}}\n') * 20_000
     parts = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     parts += (
         b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'

@@ -12,9 +12,9 @@ from skep.config.keys import Priority
 
 
 class Arrival(msgspec.Struct, array_like=True):
-    """A request as far as admission cares.
+    """A request as admission sees it.
 
-    Like `Forward` not frozen: one is made for every request.
+    Not frozen, which would cost time: one is made for every request, like `Forward`.
     """
 
     request_id: str
@@ -61,7 +61,7 @@ class RejectCode(Enum):
 
 
 class Forward(msgspec.Struct):
-    """Send it there."""
+    """Send the request to this replica."""
 
     request_id: str
     replica: ReplicaSpec

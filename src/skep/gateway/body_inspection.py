@@ -300,10 +300,9 @@ def _model_of_ends(
 
 
 def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:
-    """Return the digest `_conversation` gives, of OpenAI's `messages` that begin with the
-    system's.
-
-    Others may have the system's words in a field anywhere: None, or a `guess` that they have not.
+    """Return the digest that `_conversation` gives, of OpenAI's `messages` that begin with the
+    system's. Other bodies may have the system's words in a field anywhere: None, or a `guess` that
+    they have not.
     """
     start = head.end()
     if guess and body[start : start + 1] == b'"':

@@ -16,19 +16,17 @@ import msgspec
 from skep.wire.openai import json_object, message_of
 
 CODE = "context_length_exceeded"
-STATUSES = frozenset(
-    (400, 413, 422, 500)
-)  # with which engines say so; vLLM says 500 on /v1/messages
-STATUS = 400  # with which clients are told
+# With which engines say so; vLLM says 500 on /v1/messages.
+STATUSES = frozenset((400, 413, 422, 500))
+STATUS = 400  # with which clients hear of it
 LONGEST_MESSAGE = 4000  # characters of an engine's words that are looked at
 _ABOUT_CONTEXT = re.compile(
     r"context (?:length|size|window)|maximum model length|max_model_len|exceed_context_size",
     re.IGNORECASE,
 )
 _MAXIMUM = re.compile(
-    r"(?:context length is only|context length is|context length of|context length "
-    r"\(|context size \("
-    r"|maximum model length of|max_model_len \(|max_model_len of)\s?([0-9]{1,9})",
+    r"(?:context length is only|context length is|context length of|context length \("
+    r"|context size \(|maximum model length of|max_model_len \(|max_model_len of)\s?([0-9]{1,9})",
     re.IGNORECASE,
 )
 _PROMPT = (
@@ -49,10 +47,7 @@ _ANSWER = (
 
 
 class ContextExceeded(msgspec.Struct, frozen=True):
-    """What an engine said of a request that does not fit.
-
-    Numbers are None where it did not tell them.
-    """
+    """An engine's words about a request that does not fit. Numbers are None where it gave none."""
 
     message: str
     prompt_tokens: int | None = None

@@ -3,7 +3,7 @@
 The listening socket belongs to the supervisor and outlives this process, so that a crash or an
 upgrade refuses no connection. The link brings the replica table and takes questions; when it ends,
 the supervisor is gone, and so is this process. Also what it shows of itself: its models, its state
-for `skep ps` and `skep top`, its metrics."""
+for `skep ps` and `skep top`, its metrics. Decides nothing: that is `admission`'s."""
 
 from __future__ import annotations
 
@@ -440,14 +440,13 @@ class Gateway:
         link.send(messages.Drained(message.id, admission.in_flight))
 
 
-# What the gateway answers by itself, by method and path; one that ends with a slash is for all
-# below it. A relay worker has the deciding process answer, except for its health.
-
-
 def answer_health(request: ServerRequest) -> None:
     request.respond(200, [JSON], b'{"status":"ok"}')
 
 
+# What the gateway answers by itself, by method and path; one that ends with a slash is for all
+# below it. A line here is all that a new endpoint needs: a relay worker answers for its own health
+# and has the deciding process answer for the rest. Those of batches are in `batch.routes`.
 Place = tuple[bytes, str]
 Answer = Callable[[Gateway, ServerRequest], None]
 HEALTH_ROUTES: dict[Place, Route] = {

@@ -138,7 +138,7 @@ class ModelQueue:
         return next(reversed(longest.entries))
 
     def under_way(self, flow: str, change: int) -> None:
-        """Note that so many `more` requests of the flow are with a replica, or fewer."""
+        """Note that `change` more requests of the flow are with a replica, or fewer."""
         count = self._active.get(flow, 0) + change
         if count:
             self._active[flow] = count

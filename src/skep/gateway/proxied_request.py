@@ -265,7 +265,7 @@ class Exchange:
             self.send_keepalive(now)
 
     def abandon_replica(self) -> None:
-        """The replica shows no sign of life."""
+        """Give up on a replica that shows no sign of life."""
         if self.begun or not self.leased:
             self.cut("replica_lost", "the replica does not respond")
         else:

@@ -123,8 +123,8 @@ class Proxy:
             request.respond(*self._refusal(request, refusal))
 
     def check_head(self, request: ServerRequest) -> None:
-        """A body is to come: raise `InvalidRequest` where nobody may send one, before it takes up
-        memory.
+        """Raise `InvalidRequest` where the client may not send the body that is to come, before it
+        takes up memory.
         """
         plan: RequestPlan | None = request.memo.note
         if plan is not None and plan.rules is self._rules:
@@ -218,9 +218,7 @@ class Proxy:
 
     async def tick(self) -> None:
         """Look after all requests, a few at a time: chunks are not to wait for it. Called a few
-        times a second.
-
-        What one request does to one of these must not stop the clock for all.
+        times a second. An error in one request does not stop the clock for the others.
         """
         try:
             now = time.monotonic()

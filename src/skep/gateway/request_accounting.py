@@ -164,9 +164,7 @@ class RequestAccounting:
     def left_early(
         self, request_id: str, request: ServerRequest, priority: str, arrived_at: float
     ) -> None:
-        """Account for a request whose client left while its body was looked at: it had no turn
-        yet.
-        """
+        """Account for a request whose client left while its body was inspected."""
         now = time.monotonic()
         total_s = now - arrived_at
         row = unserved_row(

@@ -250,8 +250,8 @@ class RequestLog:
         self._say_failed("row", f"a request does not fit the table: {error}", "please report it")
 
     def _store_failed(self, error: SkepError, rows: list[Row], now: float) -> None:
-        """A locked store is well and has only to be waited for; any other is left alone for a
-        while.
+        """Keep the rows where the store is only locked; leave it alone for a while where it
+        failed in another way.
         """
         if is_busy(error):
             self._held = rows[-MAX_PENDING:]

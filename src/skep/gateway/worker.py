@@ -116,10 +116,10 @@ class WorkerProxy(Proxy):
     # What the decider does instead
 
     def charge(self, key: str) -> None:
-        """With the arrival."""
+        """The decider does, with the arrival."""
 
     def await_load(self, exchange: Exchange, now: float) -> None:
-        """It says who waits for a model."""
+        """The decider says who waits for a model."""
 
     def place(self, exchange: Exchange, arrival: Arrival, now: float) -> None:  # noqa: ARG002
         plan = exchange.plan

@@ -52,7 +52,7 @@ class Accounted(Struct, array_like=True, tag=2):
 
 
 class WorkerState(Struct, array_like=True, tag=3):
-    """Told a few times a second, and as the answer to `Settle`."""
+    """Sent a few times a second, and as the answer to `Settle`."""
 
     taken: int = 0  # connections so far, refused and lost ones among them
     open: int = 0
@@ -81,7 +81,7 @@ class Granted(Struct, array_like=True, tag=0):
 
 
 class Refused(Struct, array_like=True, tag=1):
-    """Its answer; `code` is one of `ERRORS`."""
+    """The request's answer; `code` is one of `ERRORS`."""
 
     id: str
     status: int

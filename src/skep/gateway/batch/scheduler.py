@@ -71,7 +71,7 @@ _Queued = tuple[float, int, BatchRequest]  # when it may go out, its index
 
 class BatchSchedule:
     """The requests of one batch that have no result: each is out, or in a queue until it may go
-    out (again).
+    out.
 
     `lost`: how often the gateway died while a request was under way, by index. `set_aside`: those
     that are not tried again because of it. `turn`: the batch that has a suspect out, of all; only
