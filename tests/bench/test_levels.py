@@ -7,7 +7,7 @@ from skep.bench.level_rounds import LevelRounds, LevelSearch, figure_of
 from skep.report.sweep_text import search_sentence
 from skep.stats.sequential import PrecisionGoal
 
-GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)
+GOAL = PrecisionGoal(relative=0.03, fewest=4, max_repeats=8)
 
 
 def run_of(level, tok_s, *, ttft_s=0.1, failing=False):
@@ -24,15 +24,15 @@ def walk(schedule, figures, *, most=200, limited=()):
     """Levels in the order asked for; `figures(level, run)` is the speed of a run."""
     order = []
     times = {}
-    while (level := schedule.following()) is not None:
+    while (level := schedule.next_level()) is not None:
         assert len(order) < most, "it never ends"
         run = times.get(level, 0)
         times[level] = run + 1
         order.append(level)
         rows = figures(level, run)
         rows = rows if isinstance(rows, list) else run_of(level, rows)
-        schedule.took(level, rows, limited=level in limited)
-    assert schedule.following() is None
+        schedule.add_run(level, rows, limited=level in limited)
+    assert schedule.next_level() is None
     return order
 
 
@@ -75,9 +75,9 @@ def test_runs_that_will_not_be_counted_do_not_make_a_level_known():
     schedule = LevelRounds((4,), GOAL)
     unlimited = 0
     for run in range(8):
-        if schedule.following() is None:
+        if schedule.next_level() is None:
             break
-        schedule.took(4, run_of(4, 40.0), limited=run < 3)
+        schedule.add_run(4, run_of(4, 40.0), limited=run < 3)
         unlimited += run >= 3
     assert unlimited >= GOAL.fewest
 
@@ -111,7 +111,7 @@ def falls_off(level):
 )
 def test_a_search_doubles_until_two_levels_past_the_knee(curve, levels, beyond):
     """Each level once on the way up, then all of them in turns like fixed ones."""
-    search = LevelSearch(GOAL, most=4096)
+    search = LevelSearch(GOAL, max_agents=4096)
     order = walk(search, lambda level, _: curve(level))
     assert order == levels + levels * 3 + [1]
     assert (search.end.at, search.end.reason, search.end.beyond) == (
@@ -125,49 +125,49 @@ def test_a_search_goes_on_where_later_runs_move_the_knee():
     """A first run of four agents that was too fast by a third hid that eight and sixteen are
     faster.
     """
-    search = LevelSearch(GOAL, most=4096)
+    search = LevelSearch(GOAL, max_agents=4096)
     order = walk(
         search, lambda level, run: 110.0 if (level, run) == (4, 0) else levels_off(min(level, 5))
     )
     assert max(order) == 32
-    flat = LevelSearch(GOAL, most=4096)
+    flat = LevelSearch(GOAL, max_agents=4096)
     walk(flat, lambda level, run: 45.0 if (level, run) == (1, 0) else 20.0 * min(level, 4))
     assert flat.end.beyond in (2, 4)
 
 
 def test_a_search_stops_where_the_client_is_the_limit_or_goes_no_further():
     """A limited run may be chance, so the level is run three times, and then never again."""
-    search = LevelSearch(GOAL, most=4096)
+    search = LevelSearch(GOAL, max_agents=4096)
     order = walk(search, lambda level, _: 20.0 * level, limited=(8,))
     assert (order.count(8), search.end.at, search.end.reason) == (3, 8, "client")
-    search = LevelSearch(GOAL, most=20, runs=1)
+    search = LevelSearch(GOAL, max_agents=20, runs=1)
     assert walk(search, lambda level, _: 20.0 * level) == [1, 2, 4, 8, 16]
     assert (search.end.at, search.end.reason) == (16, "most")
 
 
 def test_a_search_that_the_budget_ended_says_so():
-    search = LevelSearch(GOAL, most=4096)
-    assert search.following() == 1
-    search.took(1, run_of(1, 20.0), limited=False)
-    assert search.following() == 2
+    search = LevelSearch(GOAL, max_agents=4096)
+    assert search.next_level() == 1
+    search.add_run(1, run_of(1, 20.0), limited=False)
+    assert search.next_level() == 2
     assert (search.ended().at, search.ended().reason) == (1, "budget")
 
 
 def test_a_search_that_the_client_ended_says_whether_tok_s_still_grew():
     """It said so of any: here nothing was gained past eight."""
-    search = LevelSearch(GOAL, most=20, runs=1)
+    search = LevelSearch(GOAL, max_agents=20, runs=1)
     walk(search, lambda level, _: 20.0 * min(level, 8))
     assert (search.end.at, search.end.reason, search.end.beyond) == (16, "most", 8)
     assert search_sentence(search.end) == (
         "The search stopped at C = 16: one client sends no more streams; no level above C = "
         "8 was 5 % faster."
     )
-    grows = LevelSearch(GOAL, most=20, runs=1)
+    grows = LevelSearch(GOAL, max_agents=20, runs=1)
     walk(grows, lambda level, _: 20.0 * level)
     assert search_sentence(grows.end).endswith(
         "one client sends no more streams, and tok/s still grew."
     )
-    single = LevelSearch(GOAL, most=1, runs=1)
+    single = LevelSearch(GOAL, max_agents=1, runs=1)
     walk(single, lambda level, _: 20.0 * level)
     assert (
         search_sentence(single.end)
@@ -179,22 +179,22 @@ def test_a_budget_that_ends_after_the_knee_moved_is_what_ended_the_search():
     """The first run of four agents was too fast by a third; the second one shows that eight and
     sixteen are faster.
     """
-    search = LevelSearch(GOAL, most=4096)
+    search = LevelSearch(GOAL, max_agents=4096)
     for level in (1, 2, 4, 8, 16):
-        assert search.following() == level
-        search.took(
+        assert search.next_level() == level
+        search.add_run(
             level, run_of(level, 110.0 if level == 4 else levels_off(min(level, 5))), limited=False
         )
-    assert search.following() == 1
+    assert search.next_level() == 1
     assert (search.end.reason, search.end.beyond) == ("past the knee", 4)
     for level in (1, 2, 4):
-        search.took(level, run_of(level, levels_off(min(level, 5))), limited=False)
-        search.following()
-    search.took(4, run_of(4, 60.0), limited=False)
+        search.add_run(level, run_of(level, levels_off(min(level, 5))), limited=False)
+        search.next_level()
+    search.add_run(4, run_of(4, 60.0), limited=False)
     assert (search.ended().at, search.ended().reason) == (16, "budget")
 
 
 def test_a_level_where_everything_fails_lies_past_the_knee():
-    search = LevelSearch(GOAL, most=4096, runs=1)
+    search = LevelSearch(GOAL, max_agents=4096, runs=1)
     order = walk(search, lambda level, _: run_of(level, 20.0 * level, failing=level > 2))
     assert order == [1, 2, 4, 8]

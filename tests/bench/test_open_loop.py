@@ -166,13 +166,13 @@ async def test_a_run_that_raises_keeps_its_rows_and_the_reason(store):
     """The same row twice is refused, and not counted twice."""
     with pytest.raises(ExceptionGroup):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
-            writing.took(row(0))
+            writing.add_row(row(0))
             raise ExceptionGroup("several", [ValueError("the first"), ValueError("the second")])
     assert stored(store) == (RunState.FAILED, "the first", 1)
     with pytest.raises(StoreError, match=("does not take this row")):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
-            writing.took(row(0))
-            writing.took(row(0))
+            writing.add_row(row(0))
+            writing.add_row(row(0))
     assert stored(store)[0] is RunState.FAILED
 
 
@@ -196,9 +196,9 @@ async def test_rows_that_are_being_written_when_the_run_ends_are_not_lost(store)
     slow.begun = threading.Event()
     slow.go_on = threading.Event()
     async with recording(slow) as writing:
-        writing.took(row(0))
+        writing.add_row(row(0))
         await asyncio.to_thread(slow.begun.wait, 10.0)
-        writing.took(row(1))
+        writing.add_row(row(1))
         asyncio.get_running_loop().call_later(0.05, slow.go_on.set)
     assert stored(slow) == (RunState.DONE, None, 2)
 
@@ -214,7 +214,7 @@ async def test_a_store_that_stays_locked_ends_the_run_with_one_clear_error(store
     store._connection.execute("PRAGMA busy_timeout = 20")
     with pytest.raises(StoreError, match="locked"):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
-            writing.took(row(0))
+            writing.add_row(row(0))
             other = locked(store.path)
     other.close()
     assert stored(store)[0] in (RunState.FAILED, RunState.INCOMPLETE, RunState.RUNNING)
@@ -225,11 +225,11 @@ async def test_rows_refused_by_a_lock_are_written_when_it_is_gone(store):
     with pytest.raises(StoreError, match="locked"):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
             other = locked(store.path)
-            writing.took(row(0))
+            writing.add_row(row(0))
             while writing.broken is None:
                 await asyncio.sleep(0.01)
             other.close()
-            writing.took(row(1))
+            writing.add_row(row(1))
     assert stored(store)[2] == 2
 
 

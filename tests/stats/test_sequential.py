@@ -238,7 +238,7 @@ def test_a_cold_batch_and_one_without_a_figure_start_the_look_anew(figures):
 
 
 @pytest.mark.parametrize(
-    ("figures", "most", "settled", "batches"),
+    ("figures", "max_batches", "settled", "batches"),
     [
         ([100.0, 101.0, 100.0, 101.0, 100.0, 500.0, 900.0], 20, True, 5),
         ([100.0, 101.0, 93.0, 99.5, 100.5], 20, True, 5),
@@ -252,7 +252,7 @@ def test_a_cold_batch_and_one_without_a_figure_start_the_look_anew(figures):
         "zero is steady too",
     ],
 )
-def test_the_warm_up_ends(figures, most, settled, batches):
-    settling = warmed(figures, most=most)
+def test_the_warm_up_ends(figures, max_batches, settled, batches):
+    settling = warmed(figures, max_batches=max_batches)
     assert settling.done
     assert (settling.settled, settling.batches) == (settled, batches)

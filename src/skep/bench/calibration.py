@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, engine_in
 from skep.bench.metrics import (
+    LevelSummary,
     SweepSummary,
     by_repeat,
     repeat_of,
@@ -47,9 +48,8 @@ from skep.weights.pull import installed
 from skep.wire.client import Pool
 
 KIND = "calibrate"
-ANSWER_TOKENS = (
-    192  # long against their prompts: those of others hardly show in the time per token
-)
+# Long against their prompts: those of other requests hardly show in the time per token.
+ANSWER_TOKENS = 192
 LEAST_ANSWER_TOKENS = 32  # of a slow engine, where the budget does not hold longer ones
 FEW_TASKS = 4  # in a run of a slow engine; a level has as many as agents at least
 PACE_TOKENS = 16
@@ -66,6 +66,8 @@ ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama")
 
 
 class CalibrationPlan(msgspec.Struct, frozen=True):
+    """What is measured for a calibration, and how long that may take."""
+
     crowd: int | None  # the higher level that is fitted to
     budget_s: float = 300.0
     prompt_tokens: int = LONG_TOKENS
@@ -81,15 +83,16 @@ class CalibrationPlan(msgspec.Struct, frozen=True):
         return (1, self.crowd) if self.crowd else (1,)
 
     def paced(self, tpot_s: float) -> CalibrationPlan:
-        """Answers as long as the budget holds for about five runs of each level; fewer tasks where
-        those are short.
+        """Return the plan with answers so long that the budget holds for about five runs of each
+        level, and with fewer tasks where those would be short.
         """
         tokens = (1 - PROMPTS_SHARE) * self.budget_s / (5 * tpot_s)
-        whole = tokens / (6 + 6 * (len(self.levels) - 1))
-        few = tokens / (FEW_TASKS + 4 * (len(self.levels) - 1))
-        if whole >= min(self.answer_tokens, ANSWER_TOKENS / 2):
-            return replace(self, answer_tokens=min(self.answer_tokens, int(whole)))
-        longest = min(self.answer_tokens, max(LEAST_ANSWER_TOKENS, int(few)))
+        higher_levels = len(self.levels) - 1
+        with_all_tasks = tokens / (6 + 6 * higher_levels)
+        with_few_tasks = tokens / (FEW_TASKS + 4 * higher_levels)
+        if with_all_tasks >= min(self.answer_tokens, ANSWER_TOKENS / 2):
+            return replace(self, answer_tokens=min(self.answer_tokens, int(with_all_tasks)))
+        longest = min(self.answer_tokens, max(LEAST_ANSWER_TOKENS, int(with_few_tasks)))
         return replace(self, answer_tokens=longest, tasks=FEW_TASKS)
 
     def decoding(self) -> SweepPlan:
@@ -97,17 +100,19 @@ class CalibrationPlan(msgspec.Struct, frozen=True):
         return self._sweep(self.levels, load, 1 - PROMPTS_SHARE, tasks=self.tasks)
 
     def prompts(self, token_s: float) -> SweepPlan:
-        """`token_s`: of a token of a prompt, by the short ones.
+        """Return the sweep of long prompts; a short budget makes them shorter.
 
-        Where the budget is too short, so are the prompts.
+        `token_s`: seconds for a token of a prompt, measured on short ones.
         """
-        # Five runs and the warm-up.
-        held = PROMPTS_SHARE * self.budget_s / (7 * self.prompt_tokens * token_s)
-        tokens = min(self.prompt_tokens, max(LEAST_TOKENS, int(self.prompt_tokens * held)))
+        # Tasks that fit into the budget, for five runs and the warm-up.
+        fitting_tasks = PROMPTS_SHARE * self.budget_s / (7 * self.prompt_tokens * token_s)
+        tokens = min(
+            self.prompt_tokens, max(LEAST_TOKENS, int(self.prompt_tokens * fitting_tasks))
+        )
         load = Workload(
             prompt_tokens=tokens, max_tokens=LONG_ANSWER_TOKENS, fixed_output=True, seed=self.seed
         )
-        tasks = max(1, min(LONG_TASKS, int(held)))
+        tasks = max(1, min(LONG_TASKS, int(fitting_tasks)))
         return replace(self._sweep((1,), load, PROMPTS_SHARE, tasks=tasks), quick_warm_up=True)
 
     def _sweep(
@@ -127,6 +132,8 @@ class CalibrationPlan(msgspec.Struct, frozen=True):
 
 
 class CalibrationRuns(msgspec.Struct, frozen=True):
+    """What was measured, and in which runs."""
+
     measured: CalibrationData
     run_ids: tuple[str, ...]
     drift: Interval | None
@@ -147,7 +154,10 @@ async def measure(
         summary = await run_sweep(sweep, endpoint, store, host, on_progress, maker=maker)
         rows = [row for row in store.requests(summary.run_id) if row.level]
         check(sweep, summary, rows)
-        return summary, {level: _seen(sweep, summary, level, rows) for level in sweep.concurrency}
+        levels = {
+            level: _measured_level(sweep, summary, level, rows) for level in sweep.concurrency
+        }
+        return summary, levels
 
     decoded, levels = await take(plan.decoding())
     short = levels[1]
@@ -166,8 +176,9 @@ async def measure(
 
 
 async def pace(endpoint: Endpoint, plan: CalibrationPlan) -> float:
-    """Return seconds a token, from one short answer after another that warms up: enough to choose
-    lengths by.
+    """Return seconds a token, of a short answer after another one that warms the engine up.
+
+    That is enough to choose lengths by.
     """
     load = Workload(max_tokens=PACE_TOKENS, fixed_output=True, seed=plan.seed)
     pool = Pool(endpoint.origin)
@@ -177,67 +188,71 @@ async def pace(endpoint: Endpoint, plan: CalibrationPlan) -> float:
             row, _ = await sender.ask(task)
     finally:
         await pool.close()
-    found = tpot_ms(row)
-    if found is None:
+    ms_per_token = tpot_ms(row)
+    if ms_per_token is None:
         why = row.error or "its tokens came in one piece, or none did"
         raise EndpointError(
             f"{endpoint.url} gave no answer to measure: {why}", hint="it must stream its answers"
         )
-    return found / 1000
+    return ms_per_token / 1000
 
 
 def discard(store: Store, seed: int) -> None:
-    """The runs of a calibration that came to nothing.
+    """Delete the runs of a calibration that failed.
 
-    The seed is drawn anew for each, so others' runs stay.
+    The seed is drawn anew for each calibration, so the runs of others stay.
     """
-    doomed = [
+    failed_runs = [
         run.id
         for run in store.runs(20)
         if run.kind == KIND and run.config["workload"]["seed"] == seed
     ]
-    store.delete_runs(doomed)
+    store.delete_runs(failed_runs)
 
 
 def check(plan: SweepPlan, summary: SweepSummary, rows: Sequence[Request]) -> None:
+    """Raise an error where a sweep cannot be fitted to."""
     failed = [row for row in rows if not row.ok]
     if failed:
-        what = f"{len(failed)} of {len(rows)} requests failed: {failed[0].error}"
+        message = f"{len(failed)} of {len(rows)} requests failed: {failed[0].error}"
         raise EndpointError(
-            what, hint="skep cannot calibrate an endpoint whose requests fail: check its log"
+            message, hint="skep cannot calibrate an endpoint whose requests fail: check its log"
         )
     measured = {level.concurrency: level for level in summary.levels}
-    for wanted in plan.concurrency:
-        level = measured.get(wanted)
-        whole = len(whole_runs(plan, rows, wanted))
-        if level is None or whole < 2:
-            times = "once" if whole else "never"
-            what = (
-                f"the budget ended before C={wanted} was measured twice: it was measured {times}"
-            )
+    for concurrency in plan.concurrency:
+        level = measured.get(concurrency)
+        runs = len(whole_runs(plan, rows, concurrency))
+        if level is None or runs < 2:
+            times = "once" if runs else "never"
             raise UserError(
-                what, hint="give a longer --budget: repeats show how certain a figure is"
+                f"the budget ended before C={concurrency} was measured twice: "
+                f"it was measured {times}",
+                hint="give a longer --budget: repeats show how certain a figure is",
             )
-        if level.client_limited:
-            hint = "run it from another machine, or when this one has less to do"
-            raise EndpointError(
-                f"the client was the limit at C={wanted}: the engine's speed is not known",
-                hint=hint,
-            )
-        if (
-            level.queued_ms
-            and level.total_ms
-            and level.queued_ms.p50 > QUEUED_SHARE * level.total_ms.p50
-        ):
-            hint = "choose a lower --concurrency, or let other clients finish first"
-            raise EndpointError(
-                f"requests at C={wanted} waited for a slot: queueing spoils the fit", hint=hint
-            )
-        if not level.tpot_ms or not level.ttft_ms:
-            hint = "it must stream its answers"
-            raise EndpointError(
-                f"{plan.workload.max_tokens} tokens at C={wanted} came in one piece", hint=hint
-            )
+        _check_level(level, plan.workload.max_tokens)
+
+
+def _check_level(level: LevelSummary, answer_tokens: int) -> None:
+    """Raise EndpointError where the figures of a level say nothing of the engine's speed."""
+    at = f"at C={level.concurrency}"
+    if level.client_limited:
+        raise EndpointError(
+            f"the client was the limit {at}: the engine's speed is not known",
+            hint="run it from another machine, or when this one has less to do",
+        )
+    if (
+        level.queued_ms
+        and level.total_ms
+        and level.queued_ms.p50 > QUEUED_SHARE * level.total_ms.p50
+    ):
+        raise EndpointError(
+            f"requests {at} waited for a slot: queueing spoils the fit",
+            hint="choose a lower --concurrency, or let other clients finish first",
+        )
+    if not level.tpot_ms or not level.ttft_ms:
+        raise EndpointError(
+            f"{answer_tokens} tokens {at} came in one piece", hint="it must stream its answers"
+        )
 
 
 def whole_runs(plan: SweepPlan, rows: Sequence[Request], level: int) -> dict[int, list[Request]]:
@@ -245,10 +260,10 @@ def whole_runs(plan: SweepPlan, rows: Sequence[Request], level: int) -> dict[int
     work.
     """
     runs = by_repeat(row for row in rows if row.level == level)
-    return {repeat: some for repeat, some in runs.items() if len(some) >= plan.tasks_at(level)}
+    return {repeat: run for repeat, run in runs.items() if len(run) >= plan.tasks_at(level)}
 
 
-def _seen(
+def _measured_level(
     plan: SweepPlan, summary: SweepSummary, concurrency: int, rows: Sequence[Request]
 ) -> MeasuredLevel:
     level = next(level for level in summary.levels if level.concurrency == concurrency)
@@ -257,20 +272,23 @@ def _seen(
         concurrency=concurrency,
         input_tokens=level.prompt_tokens or 0.0,
         output_tokens=level.output_tokens_each or 0.0,
-        tpot_s=_over(runs.values(), lambda some: median(tpot_values(some)) / 1000),
-        ttft_s=_over(runs.values(), lambda some: median(ttft_values(some)) / 1000),
-        effective_tok_s=_over(
-            runs.values(), lambda some: repeat_of(0, some, None).effective_tok_s
+        tpot_s=_mean_over(runs.values(), lambda run: median(tpot_values(run)) / 1000),
+        ttft_s=_mean_over(runs.values(), lambda run: median(ttft_values(run)) / 1000),
+        effective_tok_s=_mean_over(
+            runs.values(), lambda run: repeat_of(0, run, None).effective_tok_s
         ),
         runs=len(runs),
         cached_share=level.cached_prompt_share or 0.0,
     )
 
 
-def _over(runs: Iterable[list[Request]], figure: Callable[[list[Request]], float]) -> Interval:
-    found = mean_t_interval([figure(run) for run in runs])
-    assert found is not None  # two runs at least: checked
-    return Interval(max(0.0, found.low), found.estimate, found.high)
+def _mean_over(
+    runs: Iterable[list[Request]], figure: Callable[[list[Request]], float]
+) -> Interval:
+    """Return the mean of a figure over runs, with its interval."""
+    interval = mean_t_interval([figure(run) for run in runs])
+    assert interval is not None  # `check` has seen to two runs at least
+    return Interval(max(0.0, interval.low), interval.estimate, interval.high)
 
 
 def calibration_from_sweep(
@@ -281,10 +299,11 @@ def calibration_from_sweep(
     host: HostFacts,
 ) -> CalibrationRecord | None:
     """Return a sweep of a deployment of skep on this machine as a calibration; None: it does not
-    tell enough.
+    say enough.
 
     It needs one agent alone, measured twice, and requests that neither failed nor waited for a
-    slot."""
+    slot.
+    """
     if not endpoint.engine.get("setup") or plan.workload.shape != "steady":
         return None
     try:
@@ -292,7 +311,7 @@ def calibration_from_sweep(
     except UserError:
         return None
     usable = [level for level in plan.concurrency if level <= (described.capacity or 1)]
-    seen: dict[int, MeasuredLevel] = {}
+    measured_levels: dict[int, MeasuredLevel] = {}
     for level in usable:
         try:
             check(
@@ -302,15 +321,14 @@ def calibration_from_sweep(
             )
         except (EndpointError, UserError):
             continue
-        seen[level] = _seen(plan, summary, level, rows)
-    if (alone := seen.pop(1, None)) is None:
+        measured_levels[level] = _measured_level(plan, summary, level, rows)
+    if (alone := measured_levels.pop(1, None)) is None:
         return None
-    crowd = seen.pop(max(seen)) if seen else None
+    crowd = measured_levels.pop(max(measured_levels)) if measured_levels else None
+    prompts = None
     if alone.input_tokens >= LEAST_TOKENS and alone.cached_share < CACHED_SHARE:
         prompts = alone
-    else:
-        prompts = None
-    measured = CalibrationData(alone, crowd, prompts, tuple(seen.values()))
+    measured = CalibrationData(alone, crowd, prompts, tuple(measured_levels.values()))
     taken = CalibrationRuns(measured, (summary.run_id,), summary.drift)
     record, _ = fitted_record(endpoint, described, taken, host)
     document = {**record.document, "by": "sweep"}
@@ -320,7 +338,7 @@ def calibration_from_sweep(
 
 
 class SetupFlags(msgspec.Struct, frozen=True):
-    """What a user says of an endpoint; None: by what it tells of itself."""
+    """Facts of an endpoint that a user states; None: by what the endpoint tells of itself."""
 
     geometry: str | None = None
     gpu: str | None = None
@@ -335,6 +353,8 @@ class SetupFlags(msgspec.Struct, frozen=True):
 
 
 class Described(msgspec.Struct, frozen=True):
+    """Model, engine and cards of an endpoint, as the planner names them."""
+
     setup: Setup
     rig: Rig
     capacity: int | None  # slots of all replicas; None: it does not say
@@ -342,7 +362,10 @@ class Described(msgspec.Struct, frozen=True):
 
 
 def describe(flags: SetupFlags, endpoint: Endpoint, host: HostFacts) -> Described:
-    """What the endpoint does not tell and no flag says is assumed and said, or asked for."""
+    """Return what an endpoint runs, by the flags and by what it tells of itself.
+
+    What neither says is assumed, with a note, or a UserError asks for it.
+    """
     if endpoint.simulated:
         raise UserError(
             "a simulated endpoint has the plan's own speed", hint="calibrate one that runs a model"
@@ -376,27 +399,29 @@ def describe(flags: SetupFlags, endpoint: Endpoint, host: HostFacts) -> Describe
     return Described(setup, rig.rig, capacity, (*model_notes, *rig.notes))
 
 
-def _count(told: Mapping[str, Any], name: str) -> int | None:
-    value = told.get(name)
+def _count(engine_facts: Mapping[str, Any], name: str) -> int | None:
+    value = engine_facts.get(name)
     if isinstance(value, int) and value > 0:
         return value
     return None
 
 
 def _as_started(flags: SetupFlags, endpoint: Endpoint) -> SetupFlags:
-    """A deployment of skep tells how it was started; flags win over that."""
-    told = endpoint.engine.get("setup")
-    if not isinstance(told, dict):
+    """Return the flags, filled in with how a deployment of skep was started."""
+    started_as = endpoint.engine.get("setup")
+    if not isinstance(started_as, dict):
         return flags
-    quant = known_quant(str(told.get("quant")))
-    kv = known_kv(str(told.get("kv")))
-    said = {"quant": quant and quant.id, "kv": kv and kv.id, "spec": told.get("spec")}
-    said |= {name: told.get(name, 1) for name in ("tp", "pp")}
-    missing = {name: value for name, value in said.items() if getattr(flags, name) is None}
-    return replace(flags, **missing, no_graphs=flags.no_graphs or told.get("graphs") is False)
+    quant = known_quant(str(started_as.get("quant")))
+    kv = known_kv(str(started_as.get("kv")))
+    settings = {"quant": quant and quant.id, "kv": kv and kv.id, "spec": started_as.get("spec")}
+    settings |= {name: started_as.get(name, 1) for name in ("tp", "pp")}
+    missing = {name: value for name, value in settings.items() if getattr(flags, name) is None}
+    return replace(
+        flags, **missing, no_graphs=flags.no_graphs or started_as.get("graphs") is False
+    )
 
 
-def _engine(flags: SetupFlags, told: Mapping[str, Any]) -> str:
+def _engine(flags: SetupFlags, engine_facts: Mapping[str, Any]) -> str:
     if flags.engine is not None:
         name = flags.engine.strip().lower().replace("llama.cpp", "llamacpp")
         if name not in ENGINES:
@@ -404,27 +429,30 @@ def _engine(flags: SetupFlags, told: Mapping[str, Any]) -> str:
                 f"--engine `{flags.engine}` is not known", hint=f"known: {', '.join(ENGINES)}"
             )
         return name
-    found = engine_in(f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}")
-    if found is None:
+    words = (str(engine_facts.get(name, "")) for name in ("engine", "server", "build"))
+    engine = engine_in(" ".join(words))
+    if engine is None:
         hint = f"name it with --engine; known: {', '.join(ENGINES)}"
         raise UserError("the endpoint does not say which engine it is", hint=hint)
-    return found
+    return engine
 
 
 def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ModelFound, tuple[str, ...]]:
-    """By --geometry, else by the name it is served as; a file that lies here tells its format as
-    well.
+    """Return the model, and notes on it: by --geometry, else by the name it is served as.
+
+    A file that lies here tells its format as well.
     """
-    file = _file_here(endpoint)
     if flags.geometry is not None:
         model = read_model(flags.geometry)
         return model, model.notes
     geometry = find_geometry(endpoint.model)
-    if (file := file or (endpoint.engine.get("setup") or {}).get("checkpoint")) is not None:
-        read = read_model(file)
-        return (replace(read, geometry=geometry) if geometry else read), (
-            () if flags.quant else read.notes
-        )
+    file = _file_here(endpoint) or (endpoint.engine.get("setup") or {}).get("checkpoint")
+    if file is not None:
+        model = read_model(file)
+        notes = () if flags.quant else model.notes
+        if geometry:
+            model = replace(model, geometry=geometry)
+        return model, notes
     if geometry is None:
         hint = (
             "describe it with --geometry: a name from `skep catalog models`, its config.json or "
@@ -436,8 +464,8 @@ def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ModelFound, tuple[str
 
 
 def _file_here(endpoint: Endpoint) -> str | None:
-    """Return the GGUF file that llama.cpp names, or the one that was pulled, where it is this
-    machine that serves.
+    """Return the GGUF file that llama.cpp names, or the one that was pulled; None where another
+    machine serves.
     """
     if endpoint.origin.host not in LOOPBACK:
         return None
@@ -465,26 +493,32 @@ def _rig(flags: SetupFlags, endpoint: Endpoint, host: HostFacts, replicas: int) 
 
 
 def _layout(flags: SetupFlags, rig: Rig, replicas: int, engine: str) -> Layout:
-    """All cards work, unless a flag says otherwise: side by side in llama.cpp, as one in the
-    others.
+    """Return the layout that uses all cards, unless a flag says otherwise: by layers in llama.cpp,
+    by tensors in the others.
     """
     tp = flags.tp or 1
     pp = flags.pp or 1
     if flags.tp is None and flags.pp is None:
-        each = max(1, len(rig.cards) // replicas)
-        tp, pp = (each, 1) if has_pool(engine) else (1, each)
+        cards_per_replica = max(1, len(rig.cards) // replicas)
+        if has_pool(engine):
+            tp = cards_per_replica
+        else:
+            pp = cards_per_replica
     layout = Layout(tp, pp, 1, replicas)
     if layout.cards > len(rig.cards):
-        has = f"{len(rig.cards)} {'card' if len(rig.cards) == 1 else 'cards'}"
+        cards = "card" if len(rig.cards) == 1 else "cards"
         hint = "check --gpu, --tp and --pp: the layout needs TP x PP x replicas cards"
-        raise UserError(f"{layout} takes {layout.cards} cards, `{rig.title}` has {has}", hint=hint)
+        raise UserError(
+            f"{layout} takes {layout.cards} cards, `{rig.title}` has {len(rig.cards)} {cards}",
+            hint=hint,
+        )
     return layout
 
 
 def fitted_record(
     endpoint: Endpoint, described: Described, taken: CalibrationRuns, host: HostFacts
 ) -> tuple[CalibrationRecord, list[str]]:
-    """Return the fit as it is stored, and what to be warned of."""
+    """Return the fit as it is stored, and warnings about it."""
     setup = described.setup
     rig = described.rig
     measured = taken.measured

@@ -38,11 +38,11 @@ from skep.store.records import Request, RunState, StoredRun
 from skep.units import UNKNOWN, shortened
 
 Figure = Callable[[Sequence[Request], int], float | None]
-FEWEST = 3
+FEWEST_PAIRS = 3
 LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
-# What may differ between repeats of the same work: chance, patience and how the client is built;
-# or is of old stores.
-_NO_MATTER = frozenset(
+# Settings that may differ between repeats of the same work: chance, timeouts, how the client is
+# built, and settings of old stores.
+_IRRELEVANT = frozenset(
     {
         "seed",
         "chars_per_token",
@@ -62,6 +62,8 @@ OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer th
 
 
 class ComparedMetric(msgspec.Struct, frozen=True):
+    """A figure that is compared: of one run's rows, and as the summary of a level has it."""
+
     name: str
     higher_is_better: bool
     of_rows: Figure
@@ -69,6 +71,8 @@ class ComparedMetric(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
+    """A run with its rows."""
+
     summary: SweepSummary
     rows: Sequence[Request]
 
@@ -78,43 +82,50 @@ class ComparedRun(msgspec.Struct, frozen=True):
         )
 
     def repeats(self, concurrency: int) -> dict[int, list[Request]]:
+        """Return the rows of each run of a level that counts, by its number."""
         level = self.level(concurrency)
-        if level is not None:
-            kept = {repeat.repeat for repeat in level.counted}
-        else:
-            kept = set()
-        found = by_repeat(row for row in self.rows if row.level == concurrency)
-        return {number: rows for number, rows in found.items() if number in kept}
+        if level is None:
+            return {}
+        counted_runs = {repeat.repeat for repeat in level.counted}
+        rows_by_run = by_repeat(row for row in self.rows if row.level == concurrency)
+        return {number: rows for number, rows in rows_by_run.items() if number in counted_runs}
 
 
 def _latency(
     name: str, values: Callable[[Sequence[Request]], list[float]], summary: str, percent: int
 ) -> ComparedMetric:
-    """A percentile of times: of a run's requests, and as the summary of a level has it."""
+    """Return a metric that is a percentile of times. `summary`: the field of a level with it."""
 
     def of_rows(rows: Sequence[Request], _: int) -> float | None:
-        if found := values(rows):
-            return percentile(found, percent)
+        if times := values(rows):
+            return percentile(times, percent)
         return None
 
-    return ComparedMetric(
-        name, False, of_rows, lambda level: getattr(getattr(level, summary), f"p{percent}", None)
-    )
+    def of_level(level: LevelSummary) -> float | None:
+        return getattr(getattr(level, summary), f"p{percent}", None)
+
+    return ComparedMetric(name, False, of_rows, of_level)
+
+
+def _effective_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
+    return repeat_of(0, rows, concurrency).effective_tok_s or None
+
+
+def _answered_share(rows: Sequence[Request], _: int) -> float | None:
+    if not rows:
+        return None
+    return sum(row.ok for row in rows) / len(rows)
+
+
+def _answered_share_of_level(level: LevelSummary) -> float | None:
+    if not level.requests:
+        return None
+    return 1 - level.failed / level.requests
 
 
 METRICS: tuple[ComparedMetric, ...] = (
-    ComparedMetric(
-        "effective tok/s",
-        True,
-        lambda rows, level: repeat_of(0, rows, level).effective_tok_s or None,
-        lambda level: level.effective_tok_s,
-    ),
-    ComparedMetric(
-        "answered",
-        True,
-        lambda rows, _: sum(row.ok for row in rows) / len(rows) if rows else None,
-        lambda level: 1 - level.failed / level.requests if level.requests else None,
-    ),
+    ComparedMetric("effective tok/s", True, _effective_tok_s, lambda level: level.effective_tok_s),
+    ComparedMetric("answered", True, _answered_share, _answered_share_of_level),
     ComparedMetric(
         "task tok/s", True, lambda rows, _: task_tok_s(rows), lambda level: level.task_tok_s
     ),
@@ -125,8 +136,9 @@ METRICS: tuple[ComparedMetric, ...] = (
 
 
 def check_kinds(a: StoredRun, b: StoredRun) -> None:
-    """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run
-    says.
+    """Raise UserError where two runs cannot be compared level by level.
+
+    Levels of an open load, a mix or a trace are no concurrencies: each kind has its own meaning.
     """
     for run in (a, b):
         if run.kind == QUALITY:
@@ -137,9 +149,11 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
             f"`{a.id}` is a {a.kind} run, `{b.id}` a {b.kind} run", hint="compare runs of one kind"
         )
     if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
-        rates = [", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)]
+        rates_a, rates_b = (
+            ", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)
+        )
         raise UserError(
-            f"the rates differ: {rates[0]} and {rates[1]}",
+            f"the rates differ: {rates_a} and {rates_b}",
             hint="measure both with the same --rate",
         )
 
@@ -147,7 +161,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
 def compare(
     a: ComparedRun, b: ComparedRun, *, paired: bool = False, confidence: float = 0.95
 ) -> list[Comparison]:
-    """Levels of both, in order of C.
+    """Compare all figures of the levels that both have, in order of C.
 
     `paired`: their runs were made in turns, so that each has its partner.
     """
@@ -164,8 +178,8 @@ def compare(
 def regressions(
     a: ComparedRun, b: ComparedRun, threshold: float, *, paired: bool = False
 ) -> list[Comparison]:
-    """Worse by more than the threshold (0.05 is 5 %), with 95 % certainty over all figures
-    together (Bonferroni).
+    """Return the figures that are worse by more than the threshold (0.05 is 5 %), with 95 %
+    certainty over all figures together (Bonferroni).
     """
     figures = len(compare(a, b, paired=paired))
     return worse_beyond(
@@ -174,23 +188,27 @@ def regressions(
 
 
 def strict_confidence(figures: int) -> float:
-    """Return the confidence of one of so many figures at which all of them together have 95 %
+    """Return the confidence that each of so many figures needs for all together to have 95 %
     (Bonferroni).
     """
     return 1 - 0.05 / max(1, figures)
 
 
 def worse_beyond(threshold: float, compared: Sequence[Comparison]) -> list[Comparison]:
-    return [one for one in compared if one.judgement is Judgement.WORSE and loss(one) > threshold]
+    return [
+        comparison
+        for comparison in compared
+        if comparison.judgement is Judgement.WORSE and loss(comparison) > threshold
+    ]
 
 
-def loss(one: Comparison) -> float:
+def loss(comparison: Comparison) -> float:
     """Return how much worse B is, as a share of A."""
-    if one.ratio is None:
+    if comparison.ratio is None:
         return 1.0  # not one answer
-    if one.higher_is_better:
-        return 1 - one.ratio.estimate
-    return one.ratio.estimate - 1
+    if comparison.higher_is_better:
+        return 1 - comparison.ratio.estimate
+    return comparison.ratio.estimate - 1
 
 
 def _compared(
@@ -202,79 +220,83 @@ def _compared(
     paired: bool,
     confidence: float,
 ) -> Comparison:
-    of_a = _values(metric, level, a)
-    of_b = _values(metric, level, b)
-    if paired:
-        of_a, of_b = (
-            {key: of[key] for key in sorted(of_a.keys() & of_b.keys())} for of in (of_a, of_b)
-        )
-    levels = [side.level(level) for side in (a, b)]
-    shown_a, shown_b = (None if level is None else metric.of_level(level) for level in levels)
+    level_a = a.level(level)
+    level_b = b.level(level)
+    unjudged = Comparison(
+        concurrency=level,
+        metric=metric.name,
+        a=None if level_a is None else metric.of_level(level_a),
+        b=None if level_b is None else metric.of_level(level_b),
+        ratio=None,
+        judgement=Judgement.UNKNOWN,
+        higher_is_better=metric.higher_is_better,
+    )
     limited = [
         name
-        for name, one in zip("AB", levels, strict=True)
-        if one is not None and one.client_limited
+        for name, summary in (("A", level_a), ("B", level_b))
+        if summary is not None and summary.client_limited
     ]
     if limited:
-        why = f"the client was the limit in {' and '.join(limited)}"
-        return Comparison(
-            level,
-            metric.name,
-            shown_a,
-            shown_b,
-            None,
-            Judgement.UNKNOWN,
-            why,
-            metric.higher_is_better,
-        )
-    empty = _brought_nothing(metric, level, a, b, shown=(shown_a, shown_b))
-    if empty is not None:
-        return empty
-    of_both = (tuple(of_a.values()), tuple(of_b.values()))
-    up = metric.higher_is_better
-    ratio, judgement = judge(*of_both, higher_is_better=up, paired=paired, confidence=confidence)
-    why = "one run of a level shows no spread; measure two or more that count"
-    reason = why if judgement is Judgement.UNKNOWN else ""
-    return Comparison(
-        level, metric.name, shown_a, shown_b, ratio, judgement, reason, metric.higher_is_better
+        return replace(unjudged, why=f"the client was the limit in {' and '.join(limited)}")
+    unanswered = _without_answers(unjudged, a, b)
+    if unanswered is not None:
+        return unanswered
+    values_a = _values(metric, level, a)
+    values_b = _values(metric, level, b)
+    if paired:
+        shared = sorted(values_a.keys() & values_b.keys())
+        values_a = {run: values_a[run] for run in shared}
+        values_b = {run: values_b[run] for run in shared}
+    ratio, judgement = judge(
+        tuple(values_a.values()),
+        tuple(values_b.values()),
+        higher_is_better=metric.higher_is_better,
+        paired=paired,
+        confidence=confidence,
     )
+    if judgement is Judgement.UNKNOWN:
+        why = "one run of a level shows no spread; measure two or more that count"
+        return replace(unjudged, ratio=ratio, why=why)
+    return replace(unjudged, ratio=ratio, judgement=judgement)
 
 
-def _brought_nothing(
-    metric: ComparedMetric,
-    level: int,
-    a: ComparedRun,
-    b: ComparedRun,
-    *,
-    shown: tuple[float | None, float | None],
-) -> Comparison | None:
-    """A run in which not one request was answered has no speed to compare, and must not be
-    forgotten for it.
+def _without_answers(unjudged: Comparison, a: ComparedRun, b: ComparedRun) -> Comparison | None:
+    """Judge a level of which a run got no answer at all; None: every run got some.
+
+    Such a run has no speed to compare, and must not be left out for it.
     """
-    runs = [
-        [any(row.ok for row in rows) for rows in side.repeats(level).values()] for side in (a, b)
-    ]
-    failed = [run.count(False) for run in runs]
-    if not any(failed):
+    answered_a = _runs_with_answers(a, unjudged.concurrency)
+    answered_b = _runs_with_answers(b, unjudged.concurrency)
+    failed_a = answered_a.count(False)
+    failed_b = answered_b.count(False)
+    if not failed_a and not failed_b:
         return None
-    told = " and ".join(
-        f"{count} of {len(some)} runs of {name}"
-        for name, count, some in zip("AB", failed, runs, strict=True)
-        if count
+    failures = " and ".join(
+        f"{failed} of {len(answered)} runs of {name}"
+        for name, failed, answered in (("A", failed_a, answered_a), ("B", failed_b, answered_b))
+        if failed
     )
     judgement = Judgement.UNKNOWN
-    if metric.name == METRICS[0].name and all(runs) and (failed[0] == 0 or failed[1] == 0):
-        judgement = Judgement.WORSE if failed[1] else Judgement.BETTER
-    reason = f"{told} got no answer at all"
-    return Comparison(level, metric.name, *shown, None, judgement, reason, metric.higher_is_better)
+    both_ran = answered_a and answered_b
+    only_one_failed = not failed_a or not failed_b
+    if unjudged.metric == METRICS[0].name and both_ran and only_one_failed:
+        judgement = Judgement.WORSE if failed_b else Judgement.BETTER
+    return replace(unjudged, judgement=judgement, why=f"{failures} got no answer at all")
+
+
+def _runs_with_answers(side: ComparedRun, level: int) -> list[bool]:
+    """Return for each run of a level whether a request of it was answered."""
+    return [any(row.ok for row in rows) for rows in side.repeats(level).values()]
 
 
 def _values(metric: ComparedMetric, level: int, side: ComparedRun) -> Mapping[int, float]:
-    found = {number: metric.of_rows(rows, level) for number, rows in side.repeats(level).items()}
-    return {number: value for number, value in found.items() if value is not None and value > 0}
+    figures = {number: metric.of_rows(rows, level) for number, rows in side.repeats(level).items()}
+    return {number: value for number, value in figures.items() if value is not None and value > 0}
 
 
 class ABResult(msgspec.Struct, frozen=True):
+    """Two endpoints that were measured in turns, and how they compare."""
+
     a: ComparedRun
     b: ComparedRun
     comparisons: list[Comparison]
@@ -288,127 +310,152 @@ async def run_ab(
     makers: tuple[TaskMaker, TaskMaker],
     on_progress: Callable[[str, SessionProgress], None] = lambda _, __: None,
 ) -> ABResult:
-    """Two stored runs of the kind `ab`.
+    """Measure two endpoints in turns, as two stored runs of the kind `ab`.
 
-    Ends when every level's ratio is known to the plan's precision, or in time.
+    Ends when every level's ratio is known to the plan's precision, or when the budget is spent.
     """
     plan = replace(plan, kind="ab")
+    endpoint_a, endpoint_b = endpoints
+    maker_a, maker_b = makers
     async with AsyncExitStack() as stack:
-        sides: list[Sweep] = []
-        for name, endpoint, maker in zip("AB", endpoints, makers, strict=True):
-            config = {
-                **msgspec.to_builtins(plan),
-                "side": name,
-                "against": endpoints[name == "A"].url,
-            }
+
+        async def open_side(
+            name: str, endpoint: Endpoint, against: Endpoint, maker: TaskMaker
+        ) -> Sweep:
+            config = {**msgspec.to_builtins(plan), "side": name, "against": against.url}
             identity = Identity("ab", run_fingerprint(plan, endpoint, host), config)
             recording = await stack.enter_async_context(Recording(store, endpoint, host, identity))
             sweep = Sweep(plan, endpoint, recording, maker, partial(on_progress, name))
             stack.push_async_callback(sweep.session.driver.close)
-            sides.append(sweep)
-        for sweep in sides:
-            await sweep.warm_up()
-        await _take_turns(plan, sides[0], sides[1])
-    a, b = (ComparedRun(sweep.session.summary(), sweep.recording.rows) for sweep in sides)
-    return ABResult(a, b, compare(a, b, paired=True))
+            return sweep
+
+        a = await open_side("A", endpoint_a, endpoint_b, maker_a)
+        b = await open_side("B", endpoint_b, endpoint_a, maker_b)
+        await a.warm_up()
+        await b.warm_up()
+        await _take_turns(plan, a, b)
+    run_a = ComparedRun(a.session.summary(), a.recording.rows)
+    run_b = ComparedRun(b.session.summary(), b.recording.rows)
+    return ABResult(run_a, run_b, compare(run_a, run_b, paired=True))
+
+
+SpeedPair = tuple[float, float]  # of A and of B, one measured right after the other
 
 
 async def _take_turns(plan: SweepPlan, a: Sweep, b: Sweep) -> None:
-    def is_known(pairs: list[tuple[float, float]]) -> bool:
-        if len(pairs) < FEWEST or any(not low for pair in pairs for low in pair):
-            return False
-        found, _ = judge(*zip(*pairs, strict=True), higher_is_better=True, paired=True)
-        return found is not None and found.half_width <= plan.precision
-
+    """Run the levels round by round, each on both sides; which side begins changes every time."""
     began = time.monotonic()
-    ratios: dict[int, list[tuple[float, float]]] = {level: [] for level in plan.concurrency}
-    for number in range(plan.runs or plan.most_runs):
-        unsure = [
-            level
-            for level in plan.concurrency
-            if plan.runs is not None or not is_known(ratios[level])
-        ]
-        for place, level in enumerate(unsure):
+    pairs: dict[int, list[SpeedPair]] = {level: [] for level in plan.concurrency}
+    for round_ in range(plan.runs or plan.most_runs):
+        for place, level in enumerate(_levels_to_run(plan, pairs)):
             late = plan.budget_s is not None and time.monotonic() - began > plan.budget_s
-            if plan.runs is None and number >= FEWEST and late:
+            if plan.runs is None and round_ >= FEWEST_PAIRS and late:
                 return
-            speed: dict[Sweep, float] = {}
-            for side in (a, b) if (number + place) % 2 == 0 else (b, a):
-                speed[side] = repeat_of(0, await side.run_level(level), None).effective_tok_s
-            ratios[level].append((speed[a], speed[b]))
+            if (round_ + place) % 2 == 0:
+                speed_a = await _speed_of_run(a, level)
+                speed_b = await _speed_of_run(b, level)
+            else:
+                speed_b = await _speed_of_run(b, level)
+                speed_a = await _speed_of_run(a, level)
+            pairs[level].append((speed_a, speed_b))
+
+
+def _levels_to_run(plan: SweepPlan, pairs: Mapping[int, Sequence[SpeedPair]]) -> list[int]:
+    """Return the levels whose ratio is not known well enough; all, if the runs are given."""
+    if plan.runs is not None:
+        return list(plan.concurrency)
+    return [level for level in plan.concurrency if not _is_known(pairs[level], plan.precision)]
+
+
+def _is_known(pairs: Sequence[SpeedPair], precision: float) -> bool:
+    if len(pairs) < FEWEST_PAIRS or not all(speed for pair in pairs for speed in pair):
+        return False
+    speeds_a, speeds_b = zip(*pairs, strict=True)
+    ratio, _ = judge(speeds_a, speeds_b, higher_is_better=True, paired=True)
+    return ratio is not None and ratio.half_width <= precision
+
+
+async def _speed_of_run(side: Sweep, level: int) -> float:
+    return repeat_of(0, await side.run_level(level), None).effective_tok_s
 
 
 def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
     """Fill in missing names: the last run of the same kind, or the one before it."""
     if a is not None and b is not None:
         return a, b
-    whole = [run for run in store.runs() if run.state is RunState.DONE]
-    measured = [run for run in whole if run.kind not in (QUALITY, *OF_A_TUNING)]
+    done = [run for run in store.runs() if run.state is RunState.DONE]
+    measured = [run for run in done if run.kind not in (QUALITY, *OF_A_TUNING)]
     if not measured:
         raise UserError("there are no runs to compare", hint="`skep bench sweep` makes one")
     first = measured[0] if a is None else store.run(a)
     others = [run for run in measured if run.kind == first.kind and run.id != first.id]
     if not others:
-        what = f"there is no other {first.kind} run to compare `{first.id}` with"
-        raise UserError(what, hint="measure once more, or name both runs: `skep runs` lists them")
+        message = f"there is no other {first.kind} run to compare `{first.id}` with"
+        raise UserError(
+            message, hint="measure once more, or name both runs: `skep runs` lists them"
+        )
     older, newer = sorted((first, others[0]), key=lambda run: run.created_at)
     return older.id, newer.id
 
 
 def check_lengths(a: StoredRun, b: StoredRun) -> None:
-    """Longer prompts or answers are other work: their speeds say nothing about each other."""
-    of_a = _settings(a)
-    of_b = _settings(b)
-    lengths = [key for key in LENGTHS if key in of_a and key in of_b]
-    if of_a.get("shape") in OWN_LENGTHS or of_b.get("shape") in OWN_LENGTHS:
+    """Raise UserError where prompts or answers differ in length: that is other work, and the
+    speeds say nothing about each other.
+    """
+    settings_a = _settings(a)
+    settings_b = _settings(b)
+    lengths = [key for key in LENGTHS if key in settings_a and key in settings_b]
+    if settings_a.get("shape") in OWN_LENGTHS or settings_b.get("shape") in OWN_LENGTHS:
         lengths.append("shape")
-    differing = {
-        key: (of_a.get(key), of_b.get(key)) for key in lengths if of_a.get(key) != of_b.get(key)
-    }
+    differing = [key for key in lengths if settings_a.get(key) != settings_b.get(key)]
     if differing:
-        told = ", ".join(
-            f"{key} {_value_words(one)} and {_value_words(two)}"
-            for key, (one, two) in differing.items()
+        differences = ", ".join(
+            f"{key} {_value_words(settings_a.get(key))} and {_value_words(settings_b.get(key))}"
+            for key in differing
         )
         hint = "measure both with the same lengths, or add --anyway to go on"
-        raise UserError(f"the lengths differ: {told}", hint=hint)
+        raise UserError(f"the lengths differ: {differences}", hint=hint)
 
 
 def differing(runs: Sequence[StoredRun]) -> dict[str, list[str]]:
-    """Return the settings in words, dotted where they are nested, that are not the same in all
-    runs.
+    """Return the values, in words and by run, of the settings that are not the same in all runs.
 
-    Empty where fingerprints are equal: these mean the same work on the same machine.
+    A nested setting has a dotted name. Empty where fingerprints are equal: these mean the same
+    work on the same machine.
     """
     if len({run.fingerprint for run in runs}) < 2:
         return {}
-    told = [
+    facts = [
         {**run.config, "model": run.model, "engine": run.engine, "host": run.host} for run in runs
     ]
-    flat = [_flat(one) for one in told]
+    flat = [_flat(run_facts) for run_facts in facts]
     keys = dict.fromkeys(
-        key for one in flat for key in one if key.rpartition(".")[2] not in _NO_MATTER
+        key for settings in flat for key in settings if key.rpartition(".")[2] not in _IRRELEVANT
     )
-    found = {key: [one.get(key, UNKNOWN) for one in flat] for key in keys}
+    values_by_key = {key: [settings.get(key, UNKNOWN) for settings in flat] for key in keys}
     return {
         key: [shortened(value, 60) for value in values]
-        for key, values in found.items()
+        for key, values in values_by_key.items()
         if len(set(values)) > 1
     }
 
 
 def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{before}{key}.")
+            settings |= _flat(value, f"{before}{key}.")
         else:
-            if isinstance(value, list | tuple):
-                words = ", ".join(map(str, value))
-            else:
-                words = str(value)
-            found[f"{before}{key}"] = UNKNOWN if value is None else words
-    return found
+            settings[f"{before}{key}"] = _setting_words(value)
+    return settings
+
+
+def _setting_words(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
 
 
 def _settings(run: StoredRun) -> dict[str, Any]:
@@ -420,9 +467,9 @@ def _settings(run: StoredRun) -> dict[str, Any]:
 
 
 def _value_words(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        if value is None:
-            return "not set"
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int | float | str):
         return str(value)

@@ -31,44 +31,58 @@ DEMO_SCALE = 0.05  # seconds here for one of the simulated rig
 async def simulated_run(
     store: Store, kind: str, endpoints: Sequence[Endpoint], levels: Mapping[int, int], tokens: int
 ) -> AsyncIterator[Callable[[int], Awaitable[SweepSummary]]]:
-    """Yield what measures a level and returns the summary so far. `levels`: agents, and their
-    tasks.
+    """Yield a function that measures a level and returns the summary so far.
 
-    Several endpoints get equal shares of the agents, as from a proxy that counts connections.
+    `levels`: the tasks by the number of agents. Several endpoints get equal shares of the agents,
+    as from a proxy that counts connections.
     """
-
     host = read_host()
-    config = {"concurrency": [*levels], "max_tokens": tokens, "time_scale": DEMO_SCALE}
-    config["through"] = f"{len(endpoints)} engines, no gateway" if len(endpoints) > 1 else "skep"
+    config: dict[str, Any] = {
+        "concurrency": [*levels],
+        "max_tokens": tokens,
+        "time_scale": DEMO_SCALE,
+    }
+    config["through"] = "skep"
+    if len(endpoints) > 1:
+        config["through"] = f"{len(endpoints)} engines, no gateway"
     identity = Identity(kind, fingerprint_of([kind, "demo"], endpoints[0], host), config)
     async with Recording(store, endpoints[0], host, identity) as recording:
-        how: Any = {"timeout_s": 300.0, "keep_text": False, "most_connections": DEMO_TASKS}
-        drivers = [LoadGenerator(endpoint, recording, **how) for endpoint in endpoints]
+        drivers = [
+            LoadGenerator(
+                endpoint, recording, timeout_s=300.0, keep_text=False, most_connections=DEMO_TASKS
+            )
+            for endpoint in endpoints
+        ]
 
         def task(agents: int, number: int) -> BenchTask:
-            said = [
+            messages = [
                 {"role": "user", "content": f"{agents}.{number} " + "word " * (DEMO_TOKENS - 1)}
             ]
             return BenchTask(
-                agents, 0, number, "demo", said, tokens if agents else 1, fixed_output=True
+                agents, 0, number, "demo", messages, tokens if agents else 1, fixed_output=True
             )
 
         async def measure(agents: int) -> SweepSummary:
-            todo = [task(agents, number) for number in range(levels.get(agents, 2))]
-            many = len(drivers)
+            tasks = [task(agents, number) for number in range(levels.get(agents, 2))]
+            shares = len(drivers)
 
             async def load(_: Sender, on_row: OnRow) -> None:
                 def keep_in_rig_time(row: Request) -> None:
                     on_row(_in_rig_time(row))
 
                 async with asyncio.TaskGroup() as group:
-                    for n, driver in enumerate(drivers):
-                        mine = todo[n::many]
-                        width = agents // many or 1
-                        group.create_task(steady(driver.sender, keep_in_rig_time, mine, width))
+                    for number, driver in enumerate(drivers):
+                        share = tasks[number::shares]
+                        width = agents // shares or 1
+                        group.create_task(steady(driver.sender, keep_in_rig_time, share, width))
 
             await drivers[0].run_load(
-                agents, 0, load, agents, lambda _: None, is_closed=agents > 0
+                level=agents,
+                repeat=0,
+                load=load,
+                width=agents,
+                on_row=lambda _: None,
+                is_closed=agents > 0,
             )
             return summarise(recording.run_id, recording.rows, recording.samples, simulated=True)
 
@@ -81,12 +95,13 @@ async def simulated_run(
 
 
 def _in_rig_time(row: Request) -> Request:
+    """Return the row with its times as they would be on the simulated rig."""
     names = ("started_s", "ended_s", "first_byte_s", "first_token_s", "last_token_s", "queued_ms")
-    moments: Any = {
+    times: Any = {
         name: at / DEMO_SCALE for name in names if (at := getattr(row, name)) is not None
     }
-    moments["arrivals_s"] = tuple(at / DEMO_SCALE for at in row.arrivals_s)
-    return replace(row, **moments, engine=EngineTimings())
+    times["arrivals_s"] = tuple(at / DEMO_SCALE for at in row.arrivals_s)
+    return replace(row, **times, engine=EngineTimings())
 
 
 def fault_of(levels: Sequence[LevelSummary]) -> str:

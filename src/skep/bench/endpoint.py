@@ -14,15 +14,12 @@ from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import HttpResponse, Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
 
-PROPS = {
-    "total_slots": "slots",
-    "build_info": "build",
-    "model_path": "model_path",
-}  # llama.cpp's name, and ours
+# Names of llama.cpp's properties, and what skep calls them.
+PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 LONGEST_LOCATION = 200
 
-# What servers call themselves, and which engine that is.
+# Words in the names that servers give themselves, and the engine that each stands for.
 _ENGINES = {
     "vllm": "vllm",
     "sglang": "sglang",
@@ -52,12 +49,14 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def api_of(url: str, key: str | None) -> tuple[Origin, str, dict[str, str]]:
-    """Return where an OpenAI-compatible server is asked: its origin, what stands before each path,
-    and headers.
+    """Return how to reach an OpenAI-compatible server: its origin, the base of its paths, and
+    headers.
     """
-    origin, path = parse_url(url)
+    origin, base = parse_url(url)
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return origin, path if path.endswith("/v1") else f"{path}/v1", headers
+    if not base.endswith("/v1"):
+        base = f"{base}/v1"
+    return origin, base, headers
 
 
 async def find_endpoint(
@@ -75,8 +74,7 @@ async def find_endpoint(
     origin, base, headers = api_of(url, key)
     async with _pool_at(origin, url, timeout_s) as pool:
         answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
-        # llama.cpp's own description, where there is one. What hangs or breaks there is no reason
-        # to ask no further.
+        # llama.cpp's own description, where there is one. An error there ends nothing.
         described = await fetch_if_there(pool, "GET", "/props", headers=headers, timeout_s=5.0)
     models = models_of(answer, f"{origin}{base}/models", key_given=key is not None)
     model = chosen_model(models, model, url)
@@ -85,7 +83,12 @@ async def find_endpoint(
         models[model], answer
     )
     return Endpoint(
-        origin, base, model, headers, "ollama" if api == "ollama" else "openai", engine
+        origin=origin,
+        base=base,
+        model=model,
+        headers=headers,
+        api="ollama" if api == "ollama" else "openai",
+        engine=engine,
     )
 
 
@@ -101,7 +104,7 @@ async def served_models(
 
 @asynccontextmanager
 async def _pool_at(origin: Origin, url: str, timeout_s: float) -> AsyncIterator[Pool]:
-    """Raises EndpointError where nothing answers there."""
+    """Open connections while the block runs. Raises EndpointError where nothing answers there."""
     pool = Pool(origin, connect_timeout_s=timeout_s)
     try:
         yield pool
@@ -116,14 +119,14 @@ async def _pool_at(origin: Origin, url: str, timeout_s: float) -> AsyncIterator[
 
 def chosen_model(models: Mapping[str, Any], model: str | None, url: str) -> str:
     """Return the model that is meant: the named one, else the only one."""
-    known = sorted(models)
-    if model is None and len(known) != 1:
-        told = f"{url} serves {len(known)} models: {', '.join(known) or 'none'}"
-        raise UserError(told, hint="choose one with --model")
-    model = model or known[0]
-    if model not in known:
+    served = sorted(models)
+    if model is None and len(served) != 1:
+        message = f"{url} serves {len(served)} models: {', '.join(served) or 'none'}"
+        raise UserError(message, hint="choose one with --model")
+    model = model or served[0]
+    if model not in served:
         hint = did_you_mean(
-            get_close_matches(model, known, 1), f"it serves: {', '.join(known) or 'nothing'}"
+            get_close_matches(model, served, 1), f"it serves: {', '.join(served) or 'nothing'}"
         )
         raise UserError(f"{url} does not serve `{model}`", hint=hint)
     return model
@@ -133,14 +136,12 @@ def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, d
     """Return the entries of a list of models, by id. Raises EndpointError where it is none."""
     if answer.status in (401, 403):
         if key_given:
-            what = "refuses the API key"
-        else:
-            what = "requires an API key"
-        if key_given:
+            refusal = "refuses the API key"
             hint = "check the key's value"
         else:
+            refusal = "requires an API key"
             hint = "name its variable with --key-env VAR"
-        raise KeyRefused(f"{url} {what} (HTTP {answer.status})", hint=hint)
+        raise KeyRefused(f"{url} {refusal} (HTTP {answer.status})", hint=hint)
     if answer.status in REDIRECTS and (location := answer.head.get(b"location")):
         named = location.decode("latin-1")[:LONGEST_LOCATION].removesuffix("/models")
         raise EndpointError(
@@ -149,12 +150,11 @@ def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, d
         )
     data = answer.document().get("data")
     if answer.status != 200 or not isinstance(data, list):
+        fault = "an answer that is not a model list"
         if answer.status != 200:
-            what = f"HTTP {answer.status}"
-        else:
-            what = "an answer that is not a model list"
+            fault = f"HTTP {answer.status}"
         raise EndpointError(
-            f"{url} answered with {what}",
+            f"{url} answered with {fault}",
             hint="--url is the base URL of an OpenAI-compatible server",
         )
     return {
@@ -165,20 +165,22 @@ def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, d
 
 
 def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]:
-    """skep's gateway tells slots and engine; llama.cpp and vLLM tell their name."""
-    told: dict[str, Any] = {}
+    """Return what a server tells of itself: skep's gateway its slots and engine, llama.cpp and
+    vLLM their name.
+    """
+    facts: dict[str, Any] = {}
     if isinstance(entry.get("skep"), dict):
-        told.update(entry["skep"])
+        facts.update(entry["skep"])
     elif isinstance(entry.get("owned_by"), str):
-        told["engine"] = entry["owned_by"]
+        facts["engine"] = entry["owned_by"]
     if isinstance(entry.get("meta"), dict):
-        told["meta"] = entry["meta"]
+        facts["meta"] = entry["meta"]
     if server := answer.head.get(b"server"):
-        told["server"] = server.decode("latin-1")
-    return told
+        facts["server"] = server.decode("latin-1")
+    return facts
 
 
-def engine_in(told: str | None) -> str | None:
-    """Return which engine a server's own words name; None: they do not."""
-    text = squeeze(told or "")
+def engine_in(description: str | None) -> str | None:
+    """Return the engine that a server's description of itself names; None: it names none."""
+    text = squeeze(description or "")
     return next((engine for word, engine in _ENGINES.items() if word in text), None)

@@ -30,8 +30,8 @@ Conversation = tuple[BenchTask, ConversationScript]  # the task of its first tur
 
 
 @asynccontextmanager
-async def _kept(sender: Sender) -> AsyncIterator[None]:
-    """Every answer that ended becomes a row, also when the load is broken off."""
+async def _keep_rows(sender: Sender) -> AsyncIterator[None]:
+    """Make a row of every answer that ended, also when the load is broken off."""
     try:
         yield
         await sender.settle()
@@ -48,13 +48,12 @@ async def steady(
     *,
     until_s: float | None = None,
 ) -> None:
-    """`width` in flight until all tasks are done, or `until_s` on the run's clock; each agent
-    makes one at least.
+    """Keep `width` requests in flight until all tasks are done, or until `until_s` on the run's
+    clock. Each agent sends one at least.
     """
     requests: Iterator[EncodedRequest] = map(sender.encode, tasks)
-    if isinstance(
-        tasks, Sequence
-    ):  # written beforehand: nothing but sending is left to do when a place is free
+    if isinstance(tasks, Sequence):
+        # Encoded beforehand, so that only sending is left to do when a place is free.
         requests = iter([*requests])
 
     async def work() -> None:
@@ -63,7 +62,7 @@ async def steady(
             if until_s is not None and sender.now() >= until_s:
                 return
 
-    async with _kept(sender), asyncio.TaskGroup() as workers:
+    async with _keep_rows(sender), asyncio.TaskGroup() as workers:
         for _ in range(width):
             workers.create_task(work())
 
@@ -71,13 +70,13 @@ async def steady(
 async def scheduled(
     sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, BenchTask]]
 ) -> None:
-    """Each task at its offset from now.
+    """Send each task at its offset from now.
 
-    A late client sends at once; the row says when it was due.
+    A client that is late sends at once; the row says when the task was due.
     """
     began = sender.now()
 
-    async with _kept(sender), asyncio.TaskGroup() as group:
+    async with _keep_rows(sender), asyncio.TaskGroup() as group:
         for offset, task in tasks:
             due = began + offset
             ahead = due - sender.now()
@@ -94,29 +93,28 @@ def endless_tasks(tasks: Sequence[BenchTask]) -> Iterator[BenchTask]:
     for number in count(1) if tasks else ():
         for task in tasks:
             first, *others = task.messages
-            said = [{**first, "content": f"{number}. {first['content']}"}, *others]
-            yield replace(task, messages=said, index=task.index + number * len(tasks))
+            messages = [{**first, "content": f"{number}. {first['content']}"}, *others]
+            yield replace(task, messages=messages, index=task.index + number * len(tasks))
 
 
 async def run_conversations(
-    sender: Sender, on_row: OnRow, them: Iterable[Conversation], width: int
+    sender: Sender, on_row: OnRow, conversations: Iterable[Conversation], width: int
 ) -> None:
-    """`width` agents in conversation, each with the next one when theirs is over.
+    """Keep `width` agents in conversation; each takes the next conversation when its own is over.
 
     A failed turn ends a conversation.
     """
-    coming = iter(them)
+    remaining = iter(conversations)
 
     async def talk(first: BenchTask, script: ConversationScript) -> None:
         answers: list[str] = []
         for turn in range(len(script.turns)):
             if turn:
-                await asyncio.sleep(
-                    script.think_s[turn - 1] if turn <= len(script.think_s) else 0.0
-                )
-            said = script.messages(turn, answers)
+                think_s = script.think_s[turn - 1] if turn <= len(script.think_s) else 0.0
+                await asyncio.sleep(think_s)
+            messages = script.messages(turn, answers)
             row, answer = await sender.ask(
-                replace(first, messages=said, turn=turn, index=first.index + turn)
+                replace(first, messages=messages, turn=turn, index=first.index + turn)
             )
             on_row(row)
             if not row.ok:
@@ -124,7 +122,7 @@ async def run_conversations(
             answers.append(answer)
 
     async def agent() -> None:
-        for first, script in coming:
+        for first, script in remaining:
             await talk(first, script)
 
     async with asyncio.TaskGroup() as agents:
@@ -134,21 +132,19 @@ async def run_conversations(
 
 @dataclass(slots=True)
 class ClientHealth:
+    """Whether this client kept up with the load: event loop lag and its share of a core."""
+
     lags_ms: list[float] = field(default_factory=list)
     cpu_share: float = 0.0
 
     @property
     def lag_p99_ms(self) -> float:
-        """The p99 of the event loop's lag.
-
-        A short run is counted without its two worst moments.
-        """
-        if len(self.lags_ms) < FEW_SAMPLES:
-            counted = sorted(self.lags_ms)[:-2]
-        else:
-            counted = self.lags_ms
-        if counted:
-            return percentile(counted, 99)
+        """Return the p99 of the lag; a short run counts without its two worst moments."""
+        lags_ms = self.lags_ms
+        if len(lags_ms) < FEW_SAMPLES:
+            lags_ms = sorted(lags_ms)[:-2]
+        if lags_ms:
+            return percentile(lags_ms, 99)
         return 0.0
 
     @property
@@ -182,7 +178,7 @@ def garbage_kept() -> Iterator[None]:
 
 @asynccontextmanager
 async def watch_client() -> AsyncIterator[ClientHealth]:
-    """Samples while the block runs; `cpu_share` is there after it."""
+    """Sample the event loop's lag while the block runs; `cpu_share` is known after it."""
     health = ClientHealth()
     cpu = time.process_time()
     wall = time.monotonic()

@@ -1,9 +1,9 @@
-"""From raw request rows to what people compare. Pure: the same rows give the same figures,
-whenever it is run.
+"""From raw request rows to the figures that people compare. Pure: the same rows always give the
+same figures.
 
 An engine may put several tokens into one event, and the network several events into one read. Only
-reads have times; tokens are known in sum. So a request's tokens are spread evenly over its events,
-and those of one read came at once."""
+reads have times, and of the tokens only the sum is known. So a request's tokens are spread evenly
+over its events, and the tokens of one read count as arriving at the same moment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RepeatSummary(msgspec.Struct, frozen=True):
     plateau_tok_s: float | None = None
     client_limited: bool = False
     counted: bool = True  # False: left out of the level's figures
-    why: str = ""  # the client was the limit
+    why: str = ""  # why the client was the limit
     requests: int = 0
 
 
@@ -60,7 +60,7 @@ class Clock(Enum):
 
 
 class Disagreement(msgspec.Struct, frozen=True):
-    """Client and engine say different things of the same requests, with the likely cause."""
+    """A figure in which client and engine differ for the same requests, with the likely cause."""
 
     clock: Clock
     client: float
@@ -92,35 +92,29 @@ class LevelSummary(msgspec.Struct, frozen=True):
     truncated: int  # answers that ended at the token limit
     client_limited: bool
     repeats: tuple[RepeatSummary, ...] = ()
-    thinking: bool = (
-        False  # agents in conversation, who pause between turns: fewer than C are in flight
-    )
-    effective_interval: Interval | None = (
-        None  # 95 %, of the mean over runs; None with fewer than three
-    )
+    # Agents in conversation, who pause between turns: fewer than C are in flight.
+    thinking: bool = False
+    # 95 %, of the mean over runs; None with fewer than three.
+    effective_interval: Interval | None = None
     ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
     tpot_interval: Interval | None = None
-    plateau_tok_s: float | None = (
-        None  # while at least 95 % of C were in flight; None: that was never so
-    )
+    # While at least 95 % of C were in flight; None: that was never so.
+    plateau_tok_s: float | None = None
     gap_ms: Percentiles | None = None  # between two tokens, over all tokens of all requests
     total_ms: Percentiles | None = None  # from sending (or when it was due) to the end
     queued_ms: Percentiles | None = None  # in skep's gateway
     prompt_tokens: float | None = None  # mean of a request
     output_tokens_each: float | None = None  # mean of a request
-    delivered: float | None = (
-        None  # requests really in flight while the level was full, as a share of C
-    )
+    # Requests really in flight while the level was full, as a share of C.
+    delivered: float | None = None
     finish_reasons: tuple[tuple[str, int], ...] = ()
     errors: tuple[tuple[str, int], ...] = ()  # by kind
     energy: Energy | None = None
     clocks: tuple[Disagreement, ...] = ()
-    combined_tok_s: float | None = (
-        None  # prompt and output tokens over the wall time; None: prompts were not counted
-    )
-    prompt_tok_s: float | None = (
-        None  # prompt tokens that no cache had over the time to the first token, median
-    )
+    # Prompt and output tokens over the wall time; None: prompts were not counted.
+    combined_tok_s: float | None = None
+    # Prompt tokens that no cache had, over the time to the first token; the median.
+    prompt_tok_s: float | None = None
 
     @property
     def counted(self) -> tuple[RepeatSummary, ...]:
@@ -133,8 +127,9 @@ class LevelSummary(msgspec.Struct, frozen=True):
 
 
 class Speedup(msgspec.Struct, frozen=True):
-    """The same tasks one after the other and all at once, by wall time and by tokens, as answers
-    differ in length.
+    """The same tasks one after the other and all at once.
+
+    By wall time and by tokens, as answers differ in length.
     """
 
     tasks: int  # of one run
@@ -148,9 +143,8 @@ class Speedup(msgspec.Struct, frozen=True):
     tokens_serial: int
     tokens_swarm: int
     sampled: int | None = None  # tasks that really ran one at a time; None: all of them
-    serial_wall_interval: Interval | None = (
-        None  # 95 %, of a serial side that was scaled from a sample
-    )
+    # 95 %, of a serial side that was scaled from a sample.
+    serial_wall_interval: Interval | None = None
     by_wall_interval: Interval | None = None
     combined_serial_tok_s: float | None = None  # prompt and output tokens together
     combined_swarm_tok_s: float | None = None
@@ -189,9 +183,8 @@ class SearchEnd(msgspec.Struct, frozen=True):
 
     at: int  # the largest C that was measured
     reason: Literal["past the knee", "client", "most", "budget"]
-    beyond: int | None = (
-        None  # no level above this one was 5 % faster; None: tok/s still grew, or it is not known
-    )
+    # No level above this one was 5 % faster; None: tok/s still grew, or it is not known.
+    beyond: int | None = None
 
 
 class SweepSummary(msgspec.Struct, frozen=True):
@@ -208,45 +201,41 @@ class SweepSummary(msgspec.Struct, frozen=True):
 
 
 FULL = 0.95  # of C in flight: the plateau
-CHANGING_S = (
-    0.005  # between the end of one request and the start of the next, the level counts as full
-)
+CHANGING_S = 0.005  # so long after the end of a request the level still counts as full
 TOLERATED = 0.05  # of the engine's figure
 TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machine take some
 Key = tuple[int, int]  # a level and which of its runs
 
 
 def tpot_ms(row: Request) -> float | None:
-    """(last - first) / (n - 1): what everybody means by it, also where the first read brought
+    """Return (last - first) / (n - 1), as everybody defines it; also where the first read brought
     several tokens.
     """
-    if (
-        not row.ok
-        or row.first_token_s is None
-        or row.last_token_s is None
-        or row.last_token_s <= row.first_token_s
-    ):
+    if not row.ok or row.first_token_s is None or row.last_token_s is None:
         return None
     tokens = row.output_tokens or 0
-    if tokens > 1:
-        return (row.last_token_s - row.first_token_s) * 1000 / (tokens - 1)
-    return None
+    if row.last_token_s <= row.first_token_s or tokens <= 1:
+        return None
+    return (row.last_token_s - row.first_token_s) * 1000 / (tokens - 1)
 
 
 def gaps_ms(row: Request) -> Iterator[float]:
-    """From token to token; those of one read share the time since the read before it."""
+    """Yield the times from token to token.
+
+    Tokens of one read share the time since the read before it.
+    """
     if not row.ok or not row.output_tokens or not row.arrivals_s:
         return
-    each = row.output_tokens / len(row.arrivals_s)
+    tokens_per_event = row.output_tokens / len(row.arrivals_s)
     if len(set(row.arrivals_s)) == len(row.arrivals_s):  # one event to a read, as mostly
-        scale = 1000 / each
+        scale = 1000 / tokens_per_event
         yield from [(at - before) * scale for before, at in pairwise(row.arrivals_s)]
         return
     before = row.arrivals_s[0]
-    for at, together in groupby(row.arrivals_s):
-        events = sum(1 for _ in together)
+    for at, events_of_read in groupby(row.arrivals_s):
+        events = sum(1 for _ in events_of_read)
         if at > before:
-            gap = (at - before) * 1000 / (events * each)
+            gap = (at - before) * 1000 / (events * tokens_per_event)
             yield from (gap for _ in range(events))
         before = at
 
@@ -260,7 +249,8 @@ def full_spans(rows: Iterable[Request], concurrency: int) -> list[tuple[float, f
     for at, change in steps:
         in_flight += change
         if in_flight >= FULL * concurrency:
-            since = at if since is None else since
+            if since is None:
+                since = at
         elif since is not None:
             if spans and since - spans[-1][1] <= CHANGING_S:
                 spans[-1] = (spans[-1][0], at)
@@ -271,36 +261,44 @@ def full_spans(rows: Iterable[Request], concurrency: int) -> list[tuple[float, f
 
 
 def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
-    """Tokens that came in while the level was full, over that time. None: it never was."""
+    """Return the tokens that arrived while the level was full, over that time.
+
+    None: it never was full.
+    """
     spans = full_spans(rows, concurrency)
-    whole = sum(end - begin for begin, end in spans)
-    if whole <= 0:
+    full_s = sum(end - begin for begin, end in spans)
+    if full_s <= 0:
         return None
     edges = [edge for span in spans for edge in span]
-
-    def is_inside(at: float) -> bool:
-        """The end of a span belongs to it: the last token comes with the end of its request."""
-        place = bisect_right(edges, at)
-        return place % 2 == 1 or (place > 0 and edges[place - 1] == at)
-
     tokens = 0.0
     for row in rows:
         if row.ok and row.output_tokens:
-            # Tokens that no event showed, such as hidden reasoning.
+            # Tokens that no event showed, such as hidden reasoning, count with the request's end.
             arrivals = row.arrivals_s or (row.ended_s,)
-            first = bisect_right(edges, arrivals[0])
-            last = bisect_right(edges, arrivals[-1])
-            if first == last and first % 2:
-                inside = len(arrivals)
-            else:
-                inside = sum(map(is_inside, arrivals))
-            tokens += row.output_tokens * inside / len(arrivals)
-    return tokens / whole
+            tokens += row.output_tokens * _count_inside(edges, arrivals) / len(arrivals)
+    return tokens / full_s
+
+
+def _count_inside(edges: Sequence[float], arrivals: Sequence[float]) -> int:
+    """Return how many arrivals lie in a span. `edges`: begin and end of each span, in order.
+
+    The end of a span belongs to it: the last token comes with the end of its request.
+    """
+
+    def is_inside(at: float) -> bool:
+        place = bisect_right(edges, at)
+        return place % 2 == 1 or (place > 0 and edges[place - 1] == at)
+
+    first = bisect_right(edges, arrivals[0])
+    last = bisect_right(edges, arrivals[-1])
+    if first == last and first % 2:  # all of them lie in the same span
+        return len(arrivals)
+    return sum(map(is_inside, arrivals))
 
 
 def delivered(rows: Sequence[Request], concurrency: int) -> float | None:
-    """In flight on average until the last request's start, as a share of `concurrency`; below 1
-    the client was late.
+    """Return the requests in flight on average until the start of the last one, as a share of
+    `concurrency`. Below 1 the client was late.
     """
     begin = min((row.started_s for row in rows), default=0.0)
     end = max((row.started_s for row in rows), default=0.0)
@@ -313,40 +311,59 @@ def delivered(rows: Sequence[Request], concurrency: int) -> float | None:
 def disagreements(
     rows: Sequence[Request], counters: Mapping[str, float] | None = None
 ) -> tuple[Disagreement, ...]:
-    """Only what is beyond the tolerance.
+    """Return the figures in which client and engine differ by more than the tolerance.
 
     `counters`: of engines that say nothing of a single request.
     """
     answered = [row for row in rows if row.ok]
-    found = [_decode(answered), _first_token(answered), _tokens(answered)]
+    candidates = [_decode(answered), _first_token(answered), _tokens(answered)]
     if counters and not any(row.engine.decode_ms for row in answered):
-        if (seen := tpot_values(answered)) and (told := counters.get("tpot_s")):
-            found.append(_decode_verdict(fmean(seen), told * 1000, answered))
-        if (seen := ttft_values(answered)) and (
-            told := counters.get("ttft_s")
-        ):  # its own queue included
-            queued = fmean(row.queued_ms or 0.0 for row in answered)
-            found.append(_first_token_verdict(fmean(seen), told * 1000, queued, 0.0))
-    return tuple(one for one in found if one is not None)
+        candidates += [
+            _decode_by_counters(answered, counters),
+            _first_token_by_counters(answered, counters),
+        ]
+    return tuple(candidate for candidate in candidates if candidate is not None)
+
+
+def _decode_by_counters(
+    answered: Sequence[Request], counters: Mapping[str, float]
+) -> Disagreement | None:
+    client_ms = tpot_values(answered)
+    engine_s = counters.get("tpot_s")
+    if not client_ms or not engine_s:
+        return None
+    return _decode_verdict(fmean(client_ms), engine_s * 1000, answered)
+
+
+def _first_token_by_counters(
+    answered: Sequence[Request], counters: Mapping[str, float]
+) -> Disagreement | None:
+    client_ms = ttft_values(answered)
+    engine_s = counters.get("ttft_s")
+    if not client_ms or not engine_s:
+        return None
+    queued_ms = fmean(row.queued_ms or 0.0 for row in answered)
+    # The engine's figure includes its own queue.
+    return _first_token_verdict(fmean(client_ms), engine_s * 1000, queued_ms, 0.0)
 
 
 def _decode(rows: Sequence[Request]) -> Disagreement | None:
-    """Milliseconds a token.
+    """Compare milliseconds a token.
 
-    Engines count the time from the first token on, so it is one token less here as there.
+    Engines count the time from the first token on, so both sides divide by one token less.
     """
     pairs = [
-        (seen, row.engine.decode_ms / (count - 1))
+        (client_ms, row.engine.decode_ms / (count - 1))
         for row in rows
-        if (seen := tpot_ms(row)) is not None
+        if (client_ms := tpot_ms(row)) is not None
         and row.engine.decode_ms
         and (count := row.engine.output_tokens or 0) > 1
     ]
     if not pairs:
         return None
-    return _decode_verdict(
-        median(pair[0] for pair in pairs), median(pair[1] for pair in pairs), rows
-    )
+    client = median(client_ms for client_ms, _ in pairs)
+    engine = median(engine_ms for _, engine_ms in pairs)
+    return _decode_verdict(client, engine, rows)
 
 
 def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Disagreement | None:
@@ -364,17 +381,16 @@ def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Di
 
 def _first_token(rows: Sequence[Request]) -> Disagreement | None:
     """The engine counts from when it began with the prompt; what was before is waiting."""
-    known = [
+    timed = [
         row for row in rows if row.engine.prompt_ms is not None and row.first_token_s is not None
     ]
-    if not known:
+    if not timed:
         return None
-    waited = (
-        median(row.queued_ms or 0.0 for row in known),
-        median(row.engine.queue_ms or 0.0 for row in known),
-    )
     return _first_token_verdict(
-        median(ttft_values(known)), median(row.engine.prompt_ms or 0.0 for row in known), *waited
+        client=median(ttft_values(timed)),
+        engine=median(row.engine.prompt_ms or 0.0 for row in timed),
+        queued=median(row.queued_ms or 0.0 for row in timed),
+        inside=median(row.engine.queue_ms or 0.0 for row in timed),
     )
 
 
@@ -387,8 +403,8 @@ def _first_token_verdict(
         return None
     if ahead < 0:
         cause = (
-            "the engine's clock counts more than the wait for the first token, or other "
-            "requests too"
+            "the engine's clock counts more than the wait for the first token, "
+            "or other requests too"
         )
     elif max(queued, inside) >= 0.5 * ahead:
         if queued >= inside:
@@ -404,21 +420,21 @@ def _first_token_verdict(
 
 
 def _tokens(rows: Sequence[Request]) -> Disagreement | None:
-    known = [
+    counted = [
         row
         for row in rows
         if row.output_tokens is not None and row.engine.output_tokens is not None
     ]
-    client = sum(row.output_tokens or 0 for row in known)
-    engine = sum(row.engine.output_tokens or 0 for row in known)
-    tolerated = max(len(known), TOLERATED * engine)  # some count the end token, some do not
-    if not known or abs(client - engine) <= tolerated:
+    client = sum(row.output_tokens or 0 for row in counted)
+    engine = sum(row.engine.output_tokens or 0 for row in counted)
+    tolerated = max(len(counted), TOLERATED * engine)  # some count the end token, some do not
+    if not counted or abs(client - engine) <= tolerated:
         return None
     return Disagreement(Clock.TOKENS, client, engine, "`usage` and the engine's own count differ")
 
 
 class RunMarks(msgspec.Struct, frozen=True):
-    """What is known of the runs of each level beside their rows."""
+    """Facts of the runs of each level beside their rows."""
 
     limited: Mapping[Key, str] = {}  # the client was the limit, and why
     left_out: frozenset[Key] = frozenset()  # of the figures; they are named among the runs
@@ -429,7 +445,7 @@ class RunMarks(msgspec.Struct, frozen=True):
 def levels_of(
     rows: Sequence[Request], marks: RunMarks | None = None, *, closed: bool = True
 ) -> tuple[LevelSummary, ...]:
-    """In order of C, without the warm-up. `closed`: levels count agents."""
+    """Return the levels in order of C, without the warm-up. `closed`: levels count agents."""
     marks = marks or RunMarks()
     by_level: dict[int, list[Request]] = {}
     for row in rows:
@@ -437,27 +453,29 @@ def levels_of(
             by_level.setdefault(row.level, []).append(row)
     alone = (row for row in by_level.get(1, ()) if (1, row.repeat) not in marks.left_out)
     serial_speed = task_tok_s(alone) if closed else None
-    found = (
+    summaries = (
         _level(level, by_level[level], serial_speed, marks, closed=closed)
         for level in sorted(by_level)
     )
-    return tuple(level for level in found if level is not None)
+    return tuple(level for level in summaries if level is not None)
 
 
 def task_tok_s(rows: Iterable[Request]) -> float | None:
-    """Median over tasks of output tokens over the time from the first token to the last."""
+    """Return the median over tasks of output tokens over the time from the first token to the
+    last.
+    """
     speeds = [
         row.output_tokens / (row.last_token_s - row.first_token_s)
         for row in rows
         if row.ok and row.output_tokens and row.first_token_s is not None
         if row.last_token_s is not None and row.last_token_s > row.first_token_s
     ]
-    return median(speeds) if speeds else None
+    return _median(speeds)
 
 
 def ttft_values(rows: Iterable[Request]) -> list[float]:
-    """Milliseconds from sending (or when due) to the first content,
-    reasoning or tool-call bytes.
+    """Return the milliseconds from sending, or from when the request was due, to the first bytes
+    of content, reasoning or a tool call.
     """
     return [
         (row.first_token_s - row.due_s) * 1000
@@ -471,10 +489,10 @@ def tpot_values(rows: Iterable[Request]) -> list[float]:
 
 
 def by_repeat(rows: Iterable[Request]) -> dict[int, list[Request]]:
-    found: dict[int, list[Request]] = {}
+    repeats: dict[int, list[Request]] = {}
     for row in rows:
-        found.setdefault(row.repeat, []).append(row)
-    return dict(sorted(found.items()))
+        repeats.setdefault(row.repeat, []).append(row)
+    return dict(sorted(repeats.items()))
 
 
 def _level(
@@ -489,69 +507,101 @@ def _level(
     rows = [row for row in requests if (concurrency, row.repeat) not in marks.left_out]
     if not rows:
         return None
-    runs = []
-    for number, some in by_repeat(requests).items():
-        repeat = repeat_of(number, some, concurrency if closed else None)
-        why = marks.limited.get((concurrency, number), "")
-        is_counted = (concurrency, number) not in marks.left_out
-        runs.append(replace(repeat, counted=is_counted, client_limited=bool(why), why=why))
-    repeats = [run for run in runs if run.counted]
-    counters = marks.counters.get(concurrency, {})
-    tokens = sum(repeat.output_tokens for repeat in repeats)
-    wall_s = sum(repeat.wall_s for repeat in repeats)
-    speed = task_tok_s(rows)
-    speeds = [repeat.effective_tok_s for repeat in repeats]
-    plateaus = [repeat.plateau_tok_s for repeat in repeats if repeat.plateau_tok_s is not None]
-    thinking = any(row.session is not None for row in rows)
-    if closed and not thinking:
-        steady: Iterable[Sequence[Request]] = by_repeat(rows).values()
-    else:
-        steady = ()
-    shares = [share for some in steady if (share := delivered(some, concurrency)) is not None]
-    engine = [row.engine.decode_tok_s for row in rows if row.ok and row.engine.decode_tok_s]
-    if not engine and counters.get("tpot_s"):
-        engine = [1 / counters["tpot_s"]]
     answered = [row for row in rows if row.ok]
+    runs = _runs_of(concurrency, requests, marks, closed=closed)
+    counted = [run for run in runs if run.counted]
+    tokens = sum(run.output_tokens for run in counted)
+    wall_s = sum(run.wall_s for run in counted)
+    # A level without one token has no speed, rather than a speed of zero.
+    run_speeds = [run.effective_tok_s for run in counted] if tokens else []
+    task_speed = task_tok_s(rows)
+    in_conversation = any(row.session is not None for row in rows)
+    counters = marks.counters.get(concurrency, {})
     return LevelSummary(
         concurrency=concurrency,
         requests=len(rows),
         failed=len(rows) - len(answered),
         output_tokens=tokens,
         wall_s=wall_s,
-        effective_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
-        effective_low=min(speeds, default=None) if tokens else None,
-        effective_high=max(speeds, default=None) if tokens else None,
-        task_tok_s=speed,
-        contention_pct=100 * (1 - speed / serial_speed) if speed and serial_speed else None,
+        effective_tok_s=_rate(tokens, wall_s),
+        effective_low=min(run_speeds, default=None),
+        effective_high=max(run_speeds, default=None),
+        task_tok_s=task_speed,
+        contention_pct=_contention_pct(task_speed, serial_speed),
         ttft_ms=percentiles(ttft_values(rows)),
         tpot_ms=percentiles(tpot_values(rows)),
-        engine_tok_s=median(engine) if engine else None,
+        engine_tok_s=_engine_tok_s(answered, counters),
         cached_prompt_share=cached_share(rows, counters),
         truncated=sum(row.finish_reason == "length" for row in rows),
-        client_limited=any(repeat.client_limited for repeat in repeats),
+        client_limited=any(run.client_limited for run in counted),
         repeats=tuple(runs),
-        thinking=thinking,
-        effective_interval=runs_interval(speeds) if tokens else None,
-        ttft_interval=_of_medians(rows, ttft_values),
-        tpot_interval=_of_medians(rows, tpot_values),
-        plateau_tok_s=median(plateaus) if plateaus else None,
+        thinking=in_conversation,
+        effective_interval=runs_interval(run_speeds),
+        ttft_interval=_interval_of_medians(rows, ttft_values),
+        tpot_interval=_interval_of_medians(rows, tpot_values),
+        plateau_tok_s=_median(run.plateau_tok_s for run in counted),
         gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
         total_ms=percentiles([(row.ended_s - row.due_s) * 1000 for row in answered]),
-        queued_ms=percentiles([row.queued_ms for row in rows if row.queued_ms is not None]),
+        queued_ms=percentiles(_known(row.queued_ms for row in rows)),
         prompt_tokens=_mean(row.prompt_tokens for row in answered),
         output_tokens_each=_mean(row.output_tokens for row in answered),
-        delivered=median(shares) if shares else None,
-        finish_reasons=tuple(
-            Counter(row.finish_reason or "none" for row in answered).most_common()
-        ),
-        errors=tuple(Counter(row.error_kind for row in rows if row.error_kind).most_common()),
+        delivered=_delivered_share(rows, concurrency) if closed and not in_conversation else None,
+        finish_reasons=_counts(row.finish_reason or "none" for row in answered),
+        errors=_counts(row.error_kind for row in rows if row.error_kind),
         energy=marks.energy.get(concurrency),
         clocks=disagreements(rows, counters),
-        combined_tok_s=combined / wall_s
-        if (combined := combined_tokens(rows)) and wall_s > 0
-        else None,
+        combined_tok_s=_rate(combined_tokens(rows), wall_s),
         prompt_tok_s=prompt_tok_s(rows),
     )
+
+
+def _runs_of(
+    concurrency: int, requests: Sequence[Request], marks: RunMarks, *, closed: bool
+) -> list[RepeatSummary]:
+    """Return the summary of every run of a level, also of those that do not count."""
+    runs = []
+    for number, rows in by_repeat(requests).items():
+        key = (concurrency, number)
+        why = marks.limited.get(key, "")
+        summary = repeat_of(number, rows, concurrency if closed else None)
+        runs.append(
+            replace(summary, counted=key not in marks.left_out, client_limited=bool(why), why=why)
+        )
+    return runs
+
+
+def _rate(tokens: int | None, wall_s: float) -> float | None:
+    """Return tokens a second; None without tokens or time."""
+    if not tokens or wall_s <= 0:
+        return None
+    return tokens / wall_s
+
+
+def _contention_pct(speed: float | None, serial_speed: float | None) -> float | None:
+    """Return by how many per cent a task is slower than a task alone."""
+    if not speed or not serial_speed:
+        return None
+    return 100 * (1 - speed / serial_speed)
+
+
+def _engine_tok_s(answered: Iterable[Request], counters: Mapping[str, float]) -> float | None:
+    """Return the decode speed of a stream that the engine tells of its requests, else of all."""
+    speeds = [row.engine.decode_tok_s for row in answered if row.engine.decode_tok_s]
+    if speeds:
+        return median(speeds)
+    if counters.get("tpot_s"):
+        return 1 / counters["tpot_s"]
+    return None
+
+
+def _delivered_share(rows: Sequence[Request], concurrency: int) -> float | None:
+    """Return the median over runs of the share of `concurrency` that was in flight."""
+    return _median(delivered(run_rows, concurrency) for run_rows in by_repeat(rows).values())
+
+
+def _counts(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return each name with how often it is there, the most frequent first."""
+    return tuple(Counter(names).most_common())
 
 
 def combined_tokens(rows: Sequence[Request]) -> int | None:
@@ -576,47 +626,66 @@ def prompt_tok_s(rows: Sequence[Request]) -> float | None:
         and row.first_token_s is not None
         and row.first_token_s > row.due_s
     ]
-    return median(speeds) if speeds else None
+    return _median(speeds)
 
 
 def repeat_of(
     number: int, rows: Sequence[Request], concurrency: int | None, *, limited: bool = False
 ) -> RepeatSummary:
-    """Failed requests count with their time, not with tokens: what a swarm got for its wait."""
+    """Return the summary of one run.
+
+    Failed requests count with their time, not with their tokens: what a swarm got for its wait.
+    """
     wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
-    if concurrency:
-        plateau = plateau_tok_s(rows, concurrency)
-    else:
-        plateau = None
-    speed = tokens / wall_s if wall_s > 0 else 0.0
-    return RepeatSummary(number, wall_s, tokens, speed, plateau, limited, requests=len(rows))
+    return RepeatSummary(
+        repeat=number,
+        wall_s=wall_s,
+        output_tokens=tokens,
+        effective_tok_s=tokens / wall_s if wall_s > 0 else 0.0,
+        plateau_tok_s=plateau_tok_s(rows, concurrency) if concurrency else None,
+        client_limited=limited,
+        requests=len(rows),
+    )
 
 
-def _of_medians(
+def _interval_of_medians(
     rows: Sequence[Request], values: Callable[[Sequence[Request]], list[float]]
 ) -> Interval | None:
-    found = [values(some) for some in by_repeat(rows).values()]
-    return runs_interval([median(some) for some in found if some])
+    repeats = [values(repeat_rows) for repeat_rows in by_repeat(rows).values()]
+    return runs_interval([median(repeat_values) for repeat_values in repeats if repeat_values])
 
 
-def _mean(values: Iterable[int | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are known; None if there are none."""
+    known_values = _known(values)
+    return median(known_values) if known_values else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if there are none."""
+    known_values = _known(values)
+    return fmean(known_values) if known_values else None
 
 
 def cached_share(
     rows: Sequence[Request], counters: Mapping[str, float] | None = None
 ) -> float | None:
-    """From what the engine says of each request;
-    else from its own count of looks into the cache.
+    """Return the share of prompt tokens that came from a cache.
+
+    By what the engine says of each request, else by its own count of cache lookups.
     """
     counters = counters or {}
-    asked = counters.get("cache_queries") or counters.get("prompt_tokens")
-    if asked and "cached_tokens" in counters and not any(row.engine.cached_tokens for row in rows):
-        return counters["cached_tokens"] / asked
-    known = [row for row in rows if row.engine.cached_tokens is not None and row.prompt_tokens]
-    prompt = sum(row.prompt_tokens or 0 for row in known)
-    if prompt:
-        return sum(row.engine.cached_tokens or 0 for row in known) / prompt
+    lookups = counters.get("cache_queries") or counters.get("prompt_tokens")
+    is_told_by_request = any(row.engine.cached_tokens for row in rows)
+    if lookups and "cached_tokens" in counters and not is_told_by_request:
+        return counters["cached_tokens"] / lookups
+    counted = [row for row in rows if row.engine.cached_tokens is not None and row.prompt_tokens]
+    prompt_tokens = sum(row.prompt_tokens or 0 for row in counted)
+    if prompt_tokens:
+        return sum(row.engine.cached_tokens or 0 for row in counted) / prompt_tokens
     return None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate, count, takewhile
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -29,13 +28,12 @@ CONNECTIONS = 512
 MADE_BEFOREHAND = 256  # prompts of a level: making one takes as long as dozens of tokens
 MOST_REQUESTS = 100_000  # of one level; all their times are kept
 
-# Offsets in seconds from the beginning of a load, without end, of a rate per second. The first of
-# the random ones comes after a gap as well: it has no beginning of its own.
+# By name, the offsets in seconds from the beginning of a load, without end, for a rate per second.
+# The first of the random arrivals comes after a gap as well.
 ARRIVALS: Mapping[str, Callable[[float, Random], Iterator[float]]] = {
     "poisson": lambda rate, rng: accumulate(exponential(rng, 1.0 / rate) for _ in count()),
-    "constant": lambda rate, _: (
-        place / rate for place in count()
-    ),  # not summed up, so that nothing drifts
+    # Not summed up, so that nothing drifts.
+    "constant": lambda rate, _: (place / rate for place in count()),
 }
 
 
@@ -52,11 +50,12 @@ class OpenPlan(msgspec.Struct, frozen=True):
         if self.arrivals not in ARRIVALS:
             hint = f"choose one of {', '.join(ARRIVALS)}"
             raise UserError(f"--arrivals `{self.arrivals}` is unknown", hint=hint)
-        most = max(self.rates)
-        if most * self.for_s > MOST_REQUESTS:
-            what = f"{most:g} requests a second for {self.for_s:g} s make {most * self.for_s:,.0f}"
+        highest_rate = max(self.rates)
+        requests = highest_rate * self.for_s
+        if requests > MOST_REQUESTS:
             raise UserError(
-                what, hint=f"at most {MOST_REQUESTS:,} at each rate: choose a shorter --for"
+                f"{highest_rate:g} requests a second for {self.for_s:g} s make {requests:,.0f}",
+                hint=f"at most {MOST_REQUESTS:,} at each rate: choose a shorter --for",
             )
 
     def identity(self, model: str) -> Identity:
@@ -67,9 +66,9 @@ class OpenPlan(msgspec.Struct, frozen=True):
             "runs": self.runs,
         }
         config = {**msgspec.to_builtins(self.workload), **timing}
-        told = {key: str(value) for key, value in config.items() if key != "seed"}
+        settings = {key: str(value) for key, value in config.items() if key != "seed"}
         return Identity(
-            "open", workload_fingerprint({"kind": "open", "model": model, **told})[:16], config
+            "open", workload_fingerprint({"kind": "open", "model": model, **settings})[:16], config
         )
 
 
@@ -87,29 +86,37 @@ async def run_open(
         (level, repeat) for repeat in range(plan.runs) for level in range(1, len(plan.rates) + 1)
     ]
     async with Recording(store, endpoint, host, plan.identity(endpoint.model)) as recording:
-        how: dict[str, Any] = {
-            "timeout_s": plan.timeout_s,
-            "keep_text": plan.keep_text,
-            "meter": meter,
-        }
-        session = RunSession(endpoint, recording, on_progress, widest=CONNECTIONS, **how)
+        session = RunSession(
+            endpoint,
+            recording,
+            on_progress,
+            widest=CONNECTIONS,
+            keep_text=plan.keep_text,
+            timeout_s=plan.timeout_s,
+            meter=meter,
+        )
         async with session.open():
             await session.warm_up(maker, 1)
             for place, (level, repeat) in enumerate(places):
                 rate = plan.rates[level - 1]
                 offsets = arrivals_of(plan, level, repeat)
-                now = {
-                    "level": level,
-                    "repeat": repeat,
-                    "label": f"{rate:g}/s",
-                    "total": len(offsets),
-                }
-                session.begin(**now, done=0, runs_done=place, runs_left=len(places) - place)
+                session.begin(
+                    level=level,
+                    repeat=repeat,
+                    label=f"{rate:g}/s",
+                    done=0,
+                    total=len(offsets),
+                    runs_done=place,
+                    runs_left=len(places) - place,
+                )
                 tasks = tasks_of(maker, level, repeat, len(offsets))
-                load = partial(scheduled, tasks=zip(offsets, tasks, strict=False))
-                width = min(CONNECTIONS, max(1, round(rate)))
                 await session.driver.run_load(
-                    level, repeat, load, width, session.took, is_closed=False
+                    level=level,
+                    repeat=repeat,
+                    load=partial(scheduled, tasks=zip(offsets, tasks, strict=False)),
+                    width=min(CONNECTIONS, max(1, round(rate))),
+                    on_row=session.count_row,
+                    is_closed=False,
                 )
                 recording.check()
     return session.summary(closed=False)
@@ -118,11 +125,10 @@ async def run_open(
 def arrivals_of(plan: OpenPlan, level: int, repeat: int) -> list[float]:
     """Return when requests are due, in seconds from the beginning of a run."""
     rng = Random(f"{plan.workload.seed}/arrivals/{level}/{repeat}")
-    return list(
-        takewhile(lambda at: at < plan.for_s, ARRIVALS[plan.arrivals](plan.rates[level - 1], rng))
-    )
+    offsets = ARRIVALS[plan.arrivals](plan.rates[level - 1], rng)
+    return list(takewhile(lambda at: at < plan.for_s, offsets))
 
 
-def tasks_of(maker: TaskMaker, level: int, repeat: int, most: int) -> Iterator[BenchTask]:
+def tasks_of(maker: TaskMaker, level: int, repeat: int, count: int) -> Iterator[BenchTask]:
     """Yield tasks whose prompts are made before the first of them is sent."""
-    return endless_tasks(maker.tasks(level, repeat, min(most, MADE_BEFOREHAND)))
+    return endless_tasks(maker.tasks(level, repeat, min(count, MADE_BEFOREHAND)))

@@ -32,9 +32,8 @@ class PublishedShare(msgspec.Struct, frozen=True):
 
     @property
     def same_lengths(self) -> bool:
-        return _is_alike(self.figure.input_tokens, self.input_tokens) and _is_alike(
-            self.figure.output_tokens, self.output_tokens
-        )
+        same_input = _is_alike(self.figure.input_tokens, self.input_tokens)
+        return same_input and _is_alike(self.figure.output_tokens, self.output_tokens)
 
 
 class CheckedFigure(msgspec.Struct, frozen=True):
@@ -45,9 +44,8 @@ class CheckedFigure(msgspec.Struct, frozen=True):
     measured_tok_s: float | None  # None: its level was not measured
     measured_interval: Interval | None = None  # 95 %, of plain output
     share: float | None = None  # measured over published
-    uncorrected_tok_s: float | None = (
-        None  # planned without published rows of the layout; None: none correct it
-    )
+    # Planned without published rows of the layout; None: none correct it.
+    uncorrected_tok_s: float | None = None
     corrected_by_it: bool = False  # this figure is one of those rows
 
 
@@ -66,8 +64,9 @@ class PresetCheck(msgspec.Struct, frozen=True):
 def checked_figure(
     figure: Published, beside: FigureBeside | None, summary: SweepSummary
 ) -> CheckedFigure:
-    """`beside`: what the plan has beside it; None: the planner knows nothing of the model or the
-    cards.
+    """Return the figure beside the measured and the planned one.
+
+    `beside`: the plan's figure; None: the planner knows nothing of the model or the cards.
     """
     checked = CheckedFigure(figure, None, None)
     if beside is not None:
@@ -82,13 +81,13 @@ def checked_figure(
     )
     if level is None:
         return checked
-    if figure.metric == "output":
-        interval = level.effective_interval
-    else:
-        interval = None
     measured = measured_as(figure, level)
-    share = None if measured is None else measured / figure.tok_s
-    return replace(checked, measured_tok_s=measured, measured_interval=interval, share=share)
+    return replace(
+        checked,
+        measured_tok_s=measured,
+        measured_interval=level.effective_interval if figure.metric == "output" else None,
+        share=None if measured is None else measured / figure.tok_s,
+    )
 
 
 def published_shares(
@@ -97,24 +96,26 @@ def published_shares(
     """Return a share for each level that has a published figure; of several figures, that of the
     same lengths.
     """
-    found = []
+    best_shares = []
     for level in summary.levels:
         figures = [figure for figure in published if figure.concurrency == level.concurrency]
         shares = [share for figure in figures if (share := _share(figure, level)) is not None]
         if shares:
-            found.append(max(shares, key=lambda share: share.same_lengths))
-    return found
+            best_shares.append(max(shares, key=lambda share: share.same_lengths))
+    return best_shares
 
 
 def measured_as(figure: Published, level: LevelSummary) -> float | None:
     """Return what the level measured, counted as the figure is; None: it is not known."""
-    if figure.metric == "combined":
-        return level.combined_tok_s
-    if figure.metric == "decode":
-        if level.task_tok_s is None:
-            return None
-        return level.concurrency * level.task_tok_s
-    return level.effective_tok_s
+    match figure.metric:
+        case "combined":
+            return level.combined_tok_s
+        case "decode":
+            if level.task_tok_s is None:
+                return None
+            return level.concurrency * level.task_tok_s
+        case _:
+            return level.effective_tok_s
 
 
 def _share(figure: Published, level: LevelSummary) -> PublishedShare | None:

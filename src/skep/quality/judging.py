@@ -78,8 +78,8 @@ def check_packages(items: Iterable[Item]) -> None:
     """UserError where packages that answers may import are not installed: without them the model
     would be blamed.
     """
-    wanted = sorted({name for item in items for name in item.checker.values.get("packages", ())})
-    if missing := [name for name in wanted if find_spec(name) is None]:
+    packages = sorted({name for item in items for name in item.checker.values.get("packages", ())})
+    if missing := [name for name in packages if find_spec(name) is None]:
         lack = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         raise UserError(f"the answers cannot be executed: {lack}", hint=extra_hint("quality"))
 
@@ -98,19 +98,19 @@ class Judge:
         """Judge the answers, in the order given; `on_done` is called with the number judged so
         far.
         """
-        self._check_means([one.item for one in answered])
+        self._check_means([answer.item for answer in answered])
         done = 0
 
-        async def one(which: AnsweredItem) -> Verdict:
+        async def one(answer: AnsweredItem) -> Verdict:
             nonlocal done
-            verdict = await self._verdict(*which)
+            verdict = await self._verdict(*answer)
             done += 1
             on_done(done)
             return verdict
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                under_way = [tasks.create_task(one(which)) for which in answered]
+                under_way = [tasks.create_task(one(answer)) for answer in answered]
         except BaseExceptionGroup as group:
             # No `except*`: Python before 3.11.4 puts what is raised there into a group again.
             error = first_of(group)
@@ -131,24 +131,24 @@ class Judge:
         if not needs_sandbox(items):
             return
         if self._sandbox is None:
-            what = "these answers are programs, and there is no sandbox to run them in"
-            raise UserError(what, hint="see `skep doctor`")
+            message = "these answers are programs, and there is no sandbox to run them in"
+            raise UserError(message, hint="see `skep doctor`")
         check_packages(items)
 
     async def _verdict(self, row: Request, item: Item) -> Verdict:
         async with self._room:
             began = time.perf_counter()
-            found = await self._catch_check_errors(self._finding(row, item))
+            finding = await self._catch_check_errors(self._finding(row, item))
             seconds = time.perf_counter() - began
         return Verdict(
             level=row.level,
             repeat=row.repeat,
             index=row.index,
             item=item.id,
-            outcome=found.outcome,
-            detail=one_line(found.detail),
+            outcome=finding.outcome,
+            detail=one_line(finding.detail),
             checker=f"{item.checker.kind}/{VERSION}",
-            sandbox=found.sandbox,
+            sandbox=finding.sandbox,
             seconds=seconds,
         )
 
@@ -174,24 +174,24 @@ class Judge:
             return AnswerFinding(outcome, row.error or row.error_kind or "")
         answer = row.answer or ""
         reasoning = row.reasoning or ""
-        said = await look_at(answer + reasoning, lambda: split_answer(answer, row.reasoning))
+        parts = await look_at(answer + reasoning, lambda: split_answer(answer, row.reasoning))
         if row.answer is None and row.reasoning is None:
-            found = AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
-        elif not said.text.strip():
+            finding = AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
+        elif not parts.text.strip():
             if row.output_tokens is None:
                 tokens = "nothing but"
             else:
                 tokens = f"{row.output_tokens} tokens of"
-            if said.reasoning:
+            if parts.reasoning:
                 silence = f"{tokens} reasoning, no answer"
             else:
                 silence = "an empty answer"
-            found = AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
+            finding = AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
         else:
-            found = await self._said(said.text, item)
+            finding = await self._said(parts.text, item)
         if row.finish_reason == "length":
-            return _truncated(row, item, found)
-        return found
+            return _truncated(row, item, finding)
+        return finding
 
     async def _said(self, text: str, item: Item) -> AnswerFinding:
         checker = item.checker
@@ -261,7 +261,7 @@ def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
     )
 
 
-def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
+def _truncated(row: Request, item: Item, finding: AnswerFinding) -> AnswerFinding:
     """A cut answer is a failure by itself; that the checks passed all the same is worth
     knowing.
     """
@@ -273,8 +273,8 @@ def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
         why = f"cut at the limit of {tokens} tokens"
     if tokens is not None and tokens < allowed:
         why = f"cut after {tokens} of {allowed} tokens: the context of its slot was full"
-    if found.outcome.passed:
-        told = "the checks pass all the same"
+    if finding.outcome.passed:
+        check_result = "the checks pass all the same"
     else:
-        told = found.detail or found.outcome.value
-    return replace(found, outcome=VerdictOutcome.TRUNCATED, detail=f"{why}; {told}")
+        check_result = finding.detail or finding.outcome.value
+    return replace(finding, outcome=VerdictOutcome.TRUNCATED, detail=f"{why}; {check_result}")

@@ -63,26 +63,26 @@ class MixedSide(msgspec.Struct, frozen=True):
     def figures(self, figure: MixedFigure, concurrency: int) -> list[float]:
         """Return a value for each repeat of a level that has one."""
         repeats = by_repeat(row for row in self.rows if row.level == concurrency)
-        found = [figure.of_repeat(rows) for rows in repeats.values()]
-        return [value for value in found if value is not None and value > 0]
+        values = [figure.of_repeat(rows) for rows in repeats.values()]
+        return [value for value in values if value is not None and value > 0]
 
     def answers(self) -> dict[tuple[int, int, str], bool]:
         """Return whether each item passed, by level and repeat.
 
         A turn that was not asked did not.
         """
-        found = {
+        passed = {
             (verdict.level, verdict.repeat, verdict.item): verdict.passed
             for verdict in self.verdicts
             if verdict.level
         }
-        for level in self.summary.levels if found else ():
+        for level in self.summary.levels if passed else ():
             repeats = by_repeat(row for row in self.rows if row.level == level.concurrency)
             for repeat, rows in repeats.items():
-                found |= {
+                passed |= {
                     (level.concurrency, repeat, item): False for item in turns_not_asked(rows)
                 }
-        return found
+        return passed
 
 
 class MixedComparison(msgspec.Struct, frozen=True):
@@ -134,7 +134,11 @@ class MixedComparison(msgspec.Struct, frozen=True):
         return Judgement.SAME
 
     def judged(self, metric: str, judgement: Judgement) -> list[Comparison]:
-        return [one for one in self.found if one.metric == metric and one.judgement is judgement]
+        return [
+            comparison
+            for comparison in self.found
+            if comparison.metric == metric and comparison.judgement is judgement
+        ]
 
 
 def _first_turn(rows: Sequence[Request]) -> list[Request]:
@@ -184,10 +188,10 @@ def load_mixed(store: Store, run: StoredRun) -> MixedSide:
 
 def compare_mixed(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> MixedComparison:
     """B against A at the levels that both have. `allowed`: a share by which B may be worse."""
-    found = _compared(a, b, 0.95)
-    strict = _compared(a, b, strict_confidence(len(found)))
+    comparisons = _compared(a, b, 0.95)
+    strict = _compared(a, b, strict_confidence(len(comparisons)))
     unfinished = (_never_finished(a, b), _never_finished(b, a))
-    return MixedComparison(found, worse_beyond(allowed, strict), _answers(a, b), unfinished)
+    return MixedComparison(comparisons, worse_beyond(allowed, strict), _answers(a, b), unfinished)
 
 
 def _never_finished(side: MixedSide, mixed_side: MixedSide) -> list[int]:
@@ -216,7 +220,8 @@ def _compared_figure(
 ) -> Comparison:
     up = figure.higher_is_better
     shown_a, shown_b = (
-        None if (one := side.level(level)) is None else figure.of_level(one) for side in (a, b)
+        None if (summary := side.level(level)) is None else figure.of_level(summary)
+        for side in (a, b)
     )
     limited = [name for name, side in (("A", a), ("B", b)) if level in side.limited]
     ratio: Interval | None = None

@@ -54,14 +54,14 @@ class AxisRule(msgspec.Struct, frozen=True):
 
 
 def _item(task: Mapping[str, Any], texts: Mapping[str, str]) -> Item:
-    said = [("system", task["system"])] if "system" in task else []
+    parts = [("system", task["system"])] if "system" in task else []
     messages = [
         {"role": role, "content": _filled(text, texts)}
-        for role, text in (*said, ("user", task["prompt"]))
+        for role, text in (*parts, ("user", task["prompt"]))
     ]
     values = {
-        name: _filled(one, texts) if isinstance(one, str) else one
-        for name, one in task["checker"].items()
+        name: _filled(value, texts) if isinstance(value, str) else value
+        for name, value in task["checker"].items()
     }
     kind = values.pop("kind")
     return Item(
@@ -78,9 +78,9 @@ def _filled(text: str, texts: Mapping[str, str]) -> str:
     and each `<<repr name>>` by its Python literal.
     """
 
-    def filling(found: re.Match[str]) -> str:
-        part = _filled(texts[found[2]].strip(), texts)
-        return repr(part) if found[1] else part
+    def filling(match: re.Match[str]) -> str:
+        part = _filled(texts[match[2]].strip(), texts)
+        return repr(part) if match[1] else part
 
     return re.sub(r"<<(repr )?(\w+)>>", filling, text)
 
@@ -222,9 +222,14 @@ def mixed_summary(
 
     Without verdicts, nothing is said about what passed.
     """
-    known = {(verdict.level, verdict.repeat, verdict.index): verdict for verdict in verdicts}
-    asked = sorted({row.level for row in rows} - {0})
-    levels = [_level(level, [row for row in rows if row.level == level], known) for level in asked]
+    verdict_by_key = {
+        (verdict.level, verdict.repeat, verdict.index): verdict for verdict in verdicts
+    }
+    asked_levels = sorted({row.level for row in rows} - {0})
+    levels = [
+        _level(level, [row for row in rows if row.level == level], verdict_by_key)
+        for level in asked_levels
+    ]
     memory = next((_memory_use(fact.fact) for fact in facts if fact.name == MEMORY), None)
     axes = axes_of(levels, memory)
     return MixedSummary(
@@ -256,9 +261,9 @@ def axes_of(levels: Sequence[MixedLevel], memory: MemoryUse | None = None) -> tu
 def _memory_axis(rule: AxisRule, memory: MemoryUse | None) -> Axis:
     if memory is None or not memory.total_bytes:
         return Axis(rule.name, rule.definition, None, "not measured")
-    shown = f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} in use"
+    in_use = f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} in use"
     return Axis(
-        rule.name, rule.definition, max(0.0, 1 - memory.used_bytes / memory.total_bytes), shown
+        rule.name, rule.definition, max(0.0, 1 - memory.used_bytes / memory.total_bytes), in_use
     )
 
 
@@ -355,22 +360,24 @@ def _quick_side_tasks(levels: Sequence[MixedLevel], solo: MixedLevel) -> int:
 
 
 def _batch_side_tasks(levels: Sequence[MixedLevel]) -> int | None:
-    known = [level for level in levels if level.passed_tok_s]
-    if known:
-        return max(known, key=lambda level: level.passed_tok_s or 0.0).concurrency - 1
+    measured = [level for level in levels if level.passed_tok_s]
+    if measured:
+        return max(measured, key=lambda level: level.passed_tok_s or 0.0).concurrency - 1
     return None
 
 
-def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
+def _level(
+    concurrency: int, rows: Sequence[Request], verdict_by_key: Mapping[Key, Verdict]
+) -> MixedLevel:
     repeats = by_repeat(rows)
-    if known:
+    if verdict_by_key:
         not_asked = Counter(
             item for repeat in repeats.values() for item in turns_not_asked(repeat)
         )
     else:
         not_asked = Counter()
-    turns = tuple(_task(item.id, rows, known, not_asked[item.id]) for item in PRIMARY)
-    side = tuple(_task(item.id, rows, known) for item in SIDE[: concurrency - 1])
+    turns = tuple(_task(item.id, rows, verdict_by_key, not_asked[item.id]) for item in PRIMARY)
+    side = tuple(_task(item.id, rows, verdict_by_key) for item in SIDE[: concurrency - 1])
     totals = [
         taken_s for repeat in repeats.values() if (taken_s := conversation_s(repeat)) is not None
     ]
@@ -379,11 +386,11 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
     right = sum(
         row.output_tokens or 0
         for row in rows
-        if (verdict := known.get(_key(row))) and verdict.passed
+        if (verdict := verdict_by_key.get(_key(row))) and verdict.passed
     )
-    found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
-    passed = sum(verdict.passed for verdict in found)
-    counts = Counter(verdict.outcome for verdict in found)
+    verdicts = [verdict for row in rows if (verdict := verdict_by_key.get(_key(row))) is not None]
+    passed = sum(verdict.passed for verdict in verdicts)
+    counts = Counter(verdict.outcome for verdict in verdicts)
     outcomes = tuple(
         (outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]
     )
@@ -402,7 +409,7 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
         seconds_per_task=wall_s / passed if passed else None,
         held_share=_held_share(concurrency - 1, repeats.values()),
         outcomes=outcomes,
-        passed_tok_s=right / wall_s if found and tokens and wall_s > 0 else None,
+        passed_tok_s=right / wall_s if verdicts and tokens and wall_s > 0 else None,
     )
 
 
@@ -432,10 +439,13 @@ def wall_of(rows: Sequence[Request]) -> float:
 
 
 def _task(
-    item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict], not_asked: int = 0
+    item: str,
+    level_rows: Sequence[Request],
+    verdict_by_key: Mapping[Key, Verdict],
+    not_asked: int = 0,
 ) -> TaskFigures:
     rows = [row for row in level_rows if row.kind == item]
-    found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
+    verdicts = [verdict for row in rows if (verdict := verdict_by_key.get(_key(row))) is not None]
     return TaskFigures(
         item=item,
         title=TITLES[item],
@@ -446,27 +456,27 @@ def _task(
             [row.output_tokens for row in rows if row.ok and row.output_tokens is not None]
         ),
         tok_s=task_tok_s(rows),
-        passed=sum(verdict.passed for verdict in found),
-        judged=len(found) + not_asked,
+        passed=sum(verdict.passed for verdict in verdicts),
+        judged=len(verdicts) + not_asked,
     )
 
 
-def _held_share(wanted: int, repeats: Iterable[Sequence[Request]]) -> float | None:
+def _held_share(side_tasks: int, repeats: Iterable[Sequence[Request]]) -> float | None:
     """Return the share of the conversation's time with all side tasks in flight; None if there are
     none.
     """
-    if wanted < 1:
+    if side_tasks < 1:
         return None
     held = total = 0.0
     for repeat in repeats:
         sides = [(row.started_s, row.ended_s) for row in repeat if row.traffic == SIDE_TRAFFIC]
         for row in _turns(repeat):
             total += row.ended_s - row.started_s
-            held += _time_with(wanted, sides, (row.started_s, row.ended_s))
+            held += _time_with(side_tasks, sides, (row.started_s, row.ended_s))
     return held / total if total > 0 else None
 
 
-def _time_with(wanted: int, spans: Iterable[Span], within: Span) -> float:
+def _time_with(count: int, spans: Iterable[Span], within: Span) -> float:
     """Return how long at least `wanted` spans lie over each other inside another one."""
     low, high = within
     cut = [(max(low, begin), min(high, end)) for begin, end in spans]
@@ -475,7 +485,7 @@ def _time_with(wanted: int, spans: Iterable[Span], within: Span) -> float:
     open_now = 0
     since = low
     for at, step in edges:
-        if open_now >= wanted:
+        if open_now >= count:
             held += at - since
         open_now += step
         since = at

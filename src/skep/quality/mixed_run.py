@@ -98,13 +98,17 @@ async def run_mixed(
                 session.begin(
                     stage="asking", level=level, label=name, done=0, total=len(PRIMARY) + level - 1
                 )
-                load = MixedRound(plan, level, repeat).load
                 await session.driver.run_load(
-                    level, repeat, load, level, session.took, is_closed=False
+                    level=level,
+                    repeat=repeat,
+                    load=MixedRound(plan, level, repeat).load,
+                    width=level,
+                    on_row=session.count_row,
+                    is_closed=False,
                 )
                 recording.check()
             if in_use := await asyncio.to_thread(memory):
-                recording.found(LevelFact(widest, 0, MEMORY, in_use))
+                recording.add_fact(LevelFact(widest, 0, MEMORY, in_use))
             by_id = {item.id: item for item in items}
             answered = [
                 AnsweredItem(row, by_id[row.kind])
@@ -112,7 +116,7 @@ async def run_mixed(
                 if row.level and row.kind in by_id
             ]
             session.begin(stage="judging", level=0, done=0, total=len(answered))
-            verdicts = await Judge(sandbox).judge(answered, session.judged)
+            verdicts = await Judge(sandbox).judge(answered, session.count_judged)
         store.append_verdicts(recording.run_id, verdicts)
     return mixed_summary(
         recording.run_id,
@@ -147,20 +151,25 @@ class MixedRound:
 
     async def _run_conversation(self) -> None:
         """Answers become part of what is asked next, reasoning does not. A failed turn ends it."""
-        said: list[dict[str, str]] = []
+        messages: list[dict[str, str]] = []
         for turn, item in enumerate(PRIMARY):
-            said = [
-                *said,
+            messages = [
+                *messages,
                 *(
                     [dict(message) for message in item.messages]
                     if turn
                     else self._tagged(item, "primary")
                 ),
             ]
-            row, answer = await self._ask(item, turn, PRIMARY_TRAFFIC, said, session=0, turn=turn)
+            row, answer = await self._ask(
+                item, turn, PRIMARY_TRAFFIC, messages, session=0, turn=turn
+            )
             if not row.ok:
                 return
-            said = [*said, {"role": "assistant", "content": split_answer(answer, None).text}]
+            messages = [
+                *messages,
+                {"role": "assistant", "content": split_answer(answer, None).text},
+            ]
 
     async def _run_side_task(self, place: int) -> None:
         item = SIDE[place]
@@ -175,14 +184,14 @@ class MixedRound:
         self._on_row(row)
         return row, answer
 
-    def _tagged(self, item: Item, what: str) -> list[dict[str, str]]:
+    def _tagged(self, item: Item, name: str) -> list[dict[str, str]]:
         """Behind a first line that no other conversation and no other side task has."""
-        place = f"{self._plan.seed}/{self._level}/{self._repeat}/{what}"
-        said = [dict(message) for message in item.messages]
-        said[0]["content"] = (
-            f"Session {hashlib.sha256(place.encode()).hexdigest()[:8]}.\n{said[0]['content']}"
+        place = f"{self._plan.seed}/{self._level}/{self._repeat}/{name}"
+        messages = [dict(message) for message in item.messages]
+        messages[0]["content"] = (
+            f"Session {hashlib.sha256(place.encode()).hexdigest()[:8]}.\n{messages[0]['content']}"
         )
-        return said
+        return messages
 
 
 def _identity(
@@ -192,7 +201,7 @@ def _identity(
     differ.
     """
     levels = sorted(plan.levels)
-    asked = {"levels": levels, "temperature": TEMPERATURE, "items": [*map(item_json, items)]}
+    work = {"levels": levels, "temperature": TEMPERATURE, "items": [*map(item_json, items)]}
     config = {
         **msgspec.to_builtins(plan),
         "concurrency": levels,
@@ -205,4 +214,4 @@ def _identity(
             "another one"
         ),
     }
-    return Identity("mixed", fingerprint_of(["mixed", asked], endpoint, host), config)
+    return Identity("mixed", fingerprint_of(["mixed", work], endpoint, host), config)

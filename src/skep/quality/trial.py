@@ -71,9 +71,9 @@ class TrialPlan(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.levels:
-            shown = ",".join(map(str, self.concurrency))
+            levels = ",".join(map(str, self.concurrency))
             hint = "write it as --concurrency 1,4,8"
-            raise UserError(f"concurrency `{shown}` has no level to compare with C=1", hint=hint)
+            raise UserError(f"concurrency `{levels}` has no level to compare with C=1", hint=hint)
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -93,9 +93,9 @@ class ItemPass(msgspec.Struct, frozen=True):
     ) -> BenchTask:
         """`fields`: of the request beside its own."""
         place = (self.level, self.repeat, index, item.id)
-        said = [dict(message) for message in item.messages]
+        messages = [dict(message) for message in item.messages]
         how: dict[str, Any] = {"temperature": temperature, "traffic": self.arm, "body": fields}
-        return BenchTask(*place, said, item.max_tokens, **how)
+        return BenchTask(*place, messages, item.max_tokens, **how)
 
 
 def passes_of_round(begun: Counter[int], level: int, *, again: bool) -> dict[str, ItemPass]:
@@ -103,11 +103,11 @@ def passes_of_round(begun: Counter[int], level: int, *, again: bool) -> dict[str
 
     `again`: C=1 twice, which shows what changes by itself.
     """
-    found: dict[str, ItemPass] = {}
+    passes: dict[str, ItemPass] = {}
     for arm, width in ((BASE, 1), *([(AGAIN, 1)] if again else []), (LOAD, level)):
-        found[arm] = ItemPass(width, begun[width], arm)
+        passes[arm] = ItemPass(width, begun[width], arm)
         begun[width] += 1
-    return found
+    return passes
 
 
 def blocks_of(count: int, level: int) -> list[tuple[int, int]]:
@@ -131,7 +131,9 @@ def order_of(
     return forth[::-1]
 
 
-def uncached(told: Mapping[str, Any], one: ItemPass, index: int, salt: str) -> dict[str, Any]:
+def uncached(
+    engine_facts: Mapping[str, Any], pass_: ItemPass, index: int, salt: str
+) -> dict[str, Any]:
     """Return what keeps an engine from answering out of its prompt cache, which would flatter the
     second arm.
 
@@ -140,11 +142,14 @@ def uncached(told: Mapping[str, Any], one: ItemPass, index: int, salt: str) -> d
     cached share is reported. `told`: by an endpoint of itself: "vllm 0.19.1", or several where a
     gateway stands before them."""
     names = {
-        name.strip().partition(" ")[0].lower() for name in str(told.get("engine", "")).split(",")
+        name.strip().partition(" ")[0].lower()
+        for name in str(engine_facts.get("engine", "")).split(",")
     }
-    fields: dict[str, Any] = {"cache_prompt": False} if names & LLAMA or "build" in told else {}
+    fields: dict[str, Any] = (
+        {"cache_prompt": False} if names & LLAMA or "build" in engine_facts else {}
+    )
     if names & VLLM:
-        fields["cache_salt"] = f"{salt}-{one.level}-{one.repeat}-{index}"
+        fields["cache_salt"] = f"{salt}-{pass_.level}-{pass_.repeat}-{index}"
     return fields
 
 
@@ -210,7 +215,7 @@ class QualityTrial:
                 "meter": self.meter,
             }
             self._session = RunSession(
-                endpoint, self._recording, self.on_progress, more=self._outlook, **how
+                endpoint, self._recording, self.on_progress, extra_fields=self._outlook, **how
             )
             async with self._session.open():
                 # Other prompts than the items', so that none of those is known beforehand.
@@ -249,34 +254,36 @@ class QualityTrial:
             for pass_ in passes.values():
                 if pass_.arm != BASE:
                     base = {"level": 1, "repeat": passes[BASE].repeat}
-                    self._recording.found(LevelFact(pass_.level, pass_.repeat, PAIRED_WITH, base))
+                    self._recording.add_fact(
+                        LevelFact(pass_.level, pass_.repeat, PAIRED_WITH, base)
+                    )
             for number, (begin, end) in enumerate(blocks):
-                for one in order_of(passes, self._plan.seed, level, round_, number):
-                    await self._ask(one, begin, end)
+                for pass_ in order_of(passes, self._plan.seed, level, round_, number):
+                    await self._ask(pass_, begin, end)
                 for pass_ in passes.values():
-                    self._recording.found(
+                    self._recording.add_fact(
                         LevelFact(
                             pass_.level, pass_.repeat, WHOLE_BLOCK, {"begin": begin, "end": end}
                         )
                     )
 
-    async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
-        self._session.begin(label=one.arm)
+    async def _ask(self, pass_: ItemPass, begin: int, end: int) -> None:
+        self._session.begin(label=pass_.arm)
         engine = self._endpoint.engine
         temperature = self._plan.temperature
         tasks = [
-            one.task(
-                self._items[index], index, temperature, uncached(engine, one, index, self._salt)
+            pass_.task(
+                self._items[index], index, temperature, uncached(engine, pass_, index, self._salt)
             )
             for index in range(begin, end)
         ]
         self._block_began = time.monotonic()
         rows, _ = await self._session.driver.run_tasks(
-            one.level, one.repeat, tasks, one.level, self._session.took
+            pass_.level, pass_.repeat, tasks, pass_.level, self._session.count_row
         )
         self._spent_s += time.monotonic() - self._block_began
         self._recording.check()
-        if one.arm != LOAD and not any(row.ok for row in rows):
+        if pass_.arm != LOAD and not any(row.ok for row in rows):
             hint = "skep has nothing to compare a level with; check the server's log"
             raise EndpointError(
                 f"{self._endpoint.url} answers nothing at C=1: {rows[0].error}", hint=hint
@@ -287,15 +294,15 @@ class QualityTrial:
 
         None: nothing of it is whole.
         """
-        known = {(verdict.level, verdict.repeat, verdict.index) for verdict in self._verdicts}
+        judged = {(verdict.level, verdict.repeat, verdict.index) for verdict in self._verdicts}
         rows = [
             row
             for row in self._recording.rows
-            if row.level and (row.level, row.repeat, row.index) not in known
+            if row.level and (row.level, row.repeat, row.index) not in judged
         ]
         self._session.begin(stage="judging", done=0, total=len(rows))
         answered = [AnsweredItem(row, self._items[row.index]) for row in rows]
-        verdicts = await self._judge.judge(answered, self._session.judged)
+        verdicts = await self._judge.judge(answered, self._session.count_judged)
         self._store.append_verdicts(self._recording.run_id, verdicts)
         self._verdicts.extend(verdicts)
         summary = self.summary()

@@ -104,9 +104,11 @@ def quality_summary(
     tables = Tables(rows, verdicts, facts, items)
     measured = sorted({level for level, _ in tables.partners if level > 1})
     walked = tuple(
-        found for level in measured if (found := _level(tables, level, delta)) is not None
+        level_quality
+        for level in measured
+        if (level_quality := _level(tables, level, delta)) is not None
     )
-    held = [found.concurrency for found in walked if found.claim is Claim.HOLDS]
+    held = [level.concurrency for level in walked if level.claim is Claim.HOLDS]
     noise = tables.noise()
     return QualitySummary(
         run_id=run_id,
@@ -120,7 +122,7 @@ def quality_summary(
         skipped=tuple(
             level
             for level in levels
-            if level > 1 and level not in {one.concurrency for one in walked}
+            if level > 1 and level not in {walked_level.concurrency for walked_level in walked}
         ),
         simulated=simulated,
         incomplete=incomplete or tables.cut_short,
@@ -135,7 +137,7 @@ def summary_of_run(
     items: list[Item],
 ) -> QualitySummary:
     """Sum up a stored run, however it ended."""
-    asked: dict[str, Any] = {
+    config: dict[str, Any] = {
         "bank": str(run.config.get("bank", "")),
         "delta": float(run.config.get("delta", 0.03)),
         "levels": tuple(run.config.get("concurrency", ())),
@@ -145,7 +147,7 @@ def summary_of_run(
     else:
         why = run.error or f"the run is {run.state.value}"
     return quality_summary(
-        run.id, rows, verdicts, facts, items, **asked, simulated=run.simulated, incomplete=why
+        run.id, rows, verdicts, facts, items, **config, simulated=run.simulated, incomplete=why
     )
 
 
@@ -170,23 +172,23 @@ class Tables:
                 self.rows[row.level, row.repeat][row.index] = row
         for verdict in verdicts:
             self.verdicts[verdict.level, verdict.repeat][verdict.index] = verdict
-        for one in facts:
-            key = (one.level, one.repeat)
-            fact = one.fact
-            if one.name == PAIRED_WITH:
+        for level_fact in facts:
+            key = (level_fact.level, level_fact.repeat)
+            fact = level_fact.fact
+            if level_fact.name == PAIRED_WITH:
                 self.partners[key] = (fact["level"], fact["repeat"])
-            elif one.name == WHOLE_BLOCK:
+            elif level_fact.name == WHOLE_BLOCK:
                 self.blocks[key].append((fact["begin"], fact["end"]))
-            elif one.name == CUT_SHORT:
+            elif level_fact.name == CUT_SHORT:
                 self.cut_short = str(fact["why"])
 
     def pairings(self, level: int) -> list[Pairing]:
         """Those that are whole; else what there is of the first, so that every item counts as
         often as the others.
         """
-        found = [(base, key) for key, base in sorted(self.partners.items()) if key[0] == level]
-        whole = [pairing for pairing in found if self._is_whole(*pairing)]
-        return whole or [pairing for pairing in found if self.shared(*pairing)][:1]
+        pairings = [(base, key) for key, base in sorted(self.partners.items()) if key[0] == level]
+        whole = [pairing for pairing in pairings if self._is_whole(*pairing)]
+        return whole or [pairing for pairing in pairings if self.shared(*pairing)][:1]
 
     def noise(self) -> list[Pairing]:
         """C=1 against C=1: the pass that was made for it, and each base pass against the one
@@ -207,22 +209,26 @@ class Tables:
 
     def shared(self, *keys: Key) -> list[int]:
         """Indexes that were asked and judged in all of these passes, in whole blocks."""
-        found = []
+        judged_indexes = []
         for key in keys:
             whole = {
                 index for begin, end in self.blocks.get(key, ()) for index in range(begin, end)
             }
-            found.append(whole & self.rows.get(key, {}).keys() & self.verdicts.get(key, {}).keys())
-        return sorted(set[int].intersection(*found))
+            judged_indexes.append(
+                whole & self.rows.get(key, {}).keys() & self.verdicts.get(key, {}).keys()
+            )
+        return sorted(set[int].intersection(*judged_indexes))
 
     def walls(self, key: Key, indexes: Iterable[int]) -> float:
         """Return seconds in which the pass was under way: the sum over its blocks."""
-        wanted = set(indexes)
+        counted = set(indexes)
         rows = self.rows.get(key, {})
         total = 0.0
         for begin, end in self.blocks.get(key, ()):
-            if some := [rows[index] for index in range(begin, end) if index in wanted]:
-                total += max(row.ended_s for row in some) - min(row.started_s for row in some)
+            if block_rows := [rows[index] for index in range(begin, end) if index in counted]:
+                total += max(row.ended_s for row in block_rows) - min(
+                    row.started_s for row in block_rows
+                )
         return total
 
     def _is_whole(self, *keys: Key) -> bool:
@@ -256,15 +262,15 @@ def needed_items(delta: float, share: float, repeats: int) -> int:
     return items_needed(delta, discordance=share, repeats=repeats, power=POWER)
 
 
-def discordance_of(found: PairedDifference) -> float:
+def discordance_of(difference: PairedDifference) -> float:
     """The share of pairs that differ.
 
     None did: as if the next one would, unless that says more than is assumed.
     """
-    changed = found.lost + found.gained
+    changed = difference.lost + difference.gained
     if changed:
-        return changed / found.pairs
-    return min(ASSUMED_DISCORDANCE, 1 / found.pairs)
+        return changed / difference.pairs
+    return min(ASSUMED_DISCORDANCE, 1 / difference.pairs)
 
 
 def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:
@@ -272,10 +278,10 @@ def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference
     would hide a loss.
     """
     pairs: dict[str, list[tuple[bool, bool]]] = {}
-    for base, other in pairings:
+    for base, partner in pairings:
         before = tables.verdicts.get(base, {})
-        after = tables.verdicts.get(other, {})
-        for index in tables.shared(base, other):
+        after = tables.verdicts.get(partner, {})
+        for index in tables.shared(base, partner):
             pair = (
                 before[index].passed or before[index].outcome in UNANSWERED,
                 after[index].passed,
@@ -287,12 +293,12 @@ def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference
 def _texts_changed(tables: Tables, pairings: Sequence[Pairing]) -> float | None:
     """Return the share of answered pairs whose texts differ."""
     same = changed = 0
-    for base, other in pairings:
-        for index in tables.shared(base, other):
-            one = tables.rows[base][index]
-            two = tables.rows[other][index]
-            if one.ok and two.ok and one.answer is not None and two.answer is not None:
-                alike = (one.answer, one.reasoning) == (two.answer, two.reasoning)
+    for base, partner in pairings:
+        for index in tables.shared(base, partner):
+            before = tables.rows[base][index]
+            after = tables.rows[partner][index]
+            if before.ok and after.ok and before.answer is not None and after.answer is not None:
+                alike = (before.answer, before.reasoning) == (after.answer, after.reasoning)
                 same = same + alike
                 changed = changed + (not alike)
     if same + changed:
@@ -358,10 +364,10 @@ def claim_words(level: LevelQuality, delta: float) -> str:
     needed = level.needed_items
     items = difference.items
     if needed is None or needed <= items:
-        more = "ask more items"
+        remedy = "ask more items"
     else:
-        more = f"about {needed:,} items would be needed"
-    return f"not shown: a loss of up to {points(-difference.low)} cannot be excluded; {more}"
+        remedy = f"about {needed:,} items would be needed"
+    return f"not shown: a loss of up to {points(-difference.low)} cannot be excluded; {remedy}"
 
 
 def conclusion(summary: QualitySummary) -> str:
@@ -439,12 +445,12 @@ def noise_words(summary: QualitySummary) -> str | None:
     changed = noise.lost + noise.gained
     texts = summary.noise_texts_changed
     if texts is None:
-        said = ""
+        texts_words = ""
     else:
-        said = f", {100 * texts:.0f} % of the texts"
+        texts_words = f", {100 * texts:.0f} % of the texts"
     return (
         f"C=1 against itself: {changed} of {noise.pairs} verdicts changed "
-        f"({100 * changed / noise.pairs:.1f} %){said}; "
+        f"({100 * changed / noise.pairs:.1f} %){texts_words}; "
         f"difference {signed(noise.difference)} points ({signed(noise.low)} .. "
         f"{signed(noise.high)})"
     )
@@ -452,9 +458,9 @@ def noise_words(summary: QualitySummary) -> str | None:
 
 def remarks(summary: QualitySummary) -> list[str]:
     """Return warnings and gaps that a reader of the table must know."""
-    found = []
+    lines = []
     if summary.incomplete:
-        found.append(f"incomplete: {summary.incomplete}")
+        lines.append(f"incomplete: {summary.incomplete}")
     stopped = next(
         (level.concurrency for level in summary.levels if level.claim is not Claim.HOLDS), None
     )
@@ -464,24 +470,24 @@ def remarks(summary: QualitySummary) -> list[str]:
             why = f", as C={stopped} does not hold"
         else:
             why = ""
-        found.append(f"not measured: {names}{why}")
+        lines.append(f"not measured: {names}{why}")
     for level in summary.levels:
         if unanswered := sum(
             count for name, count in level.base.outcomes if VerdictOutcome(name) in UNANSWERED
         ):
-            found.append(
+            lines.append(
                 f"warning: {unanswered} of {level.base.requests} requests at C=1 beside "
                 f"C={level.concurrency} got no "
                 "answer; they are counted as passed there, so that they cannot hide a loss"
             )
         cached = max(level.base.cached_share or 0.0, level.load.cached_share or 0.0)
         if cached > MUCH_CACHED:
-            found.append(
+            lines.append(
                 f"warning: {100 * cached:.0f} % of the prompts came from a cache beside "
                 f"C={level.concurrency}: "
                 "TTFT is better than with fresh prompts"
             )
-    return found
+    return lines
 
 
 def notes(summary: QualitySummary) -> list[str]:

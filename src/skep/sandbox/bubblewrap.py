@@ -75,10 +75,10 @@ def pack_order(script: SandboxScript, limits: SandboxLimits) -> bytes:
 
 
 def unpack_order(line: bytes) -> tuple[SandboxScript, SandboxLimits]:
-    told = _unpack(line)
-    argv, files, stdin = told["script"].values()
+    order = _unpack(line)
+    argv, files, stdin = order["script"].values()
     contents = {name: _bytes(data) for name, data in files.items()}
-    return SandboxScript(tuple(argv), contents, _bytes(stdin)), SandboxLimits(**told["limits"])
+    return SandboxScript(tuple(argv), contents, _bytes(stdin)), SandboxLimits(**order["limits"])
 
 
 def pack_result(result: ScriptResult | str) -> bytes:
@@ -87,20 +87,21 @@ def pack_result(result: ScriptResult | str) -> bytes:
 
 
 def unpack_result(line: bytes) -> ScriptResult | str:
-    told = _unpack(line)
-    if "failure" in told:
-        return str(told["failure"])
-    stdout = _bytes(told["stdout"])
-    stderr = _bytes(told["stderr"])
+    answer = _unpack(line)
+    if "failure" in answer:
+        return str(answer["failure"])
+    stdout = _bytes(answer["stdout"])
+    stderr = _bytes(answer["stderr"])
     return ScriptResult(
-        **{**told, "ending": ScriptEnding(told["ending"]), "stdout": stdout, "stderr": stderr}
+        **{**answer, "ending": ScriptEnding(answer["ending"]), "stdout": stdout, "stderr": stderr}
     )
 
 
 def _pack(document: dict[str, Any]) -> bytes:
     """Write a JSON document as one line; a byte of a value is a character of its text."""
     text = json.dumps(
-        document, default=lambda one: one.value if isinstance(one, Enum) else one.decode("latin-1")
+        document,
+        default=lambda value: value.value if isinstance(value, Enum) else value.decode("latin-1"),
     )
     return text.encode() + b"\n"
 
@@ -247,11 +248,11 @@ def prctl(option: int, argument: int) -> None:
     )
 
 
-def checked(result: int, what: str) -> None:
+def checked(result: int, call: str) -> None:
     """Raise the OSError that a call of the C library ended with."""
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 def _options(
@@ -322,14 +323,14 @@ def rlimits(limits: SandboxLimits, *, files: int) -> dict[int, int]:
     }
 
 
-def apply_as(uid: int, wanted: dict[int, int], pid: int) -> None:
+def apply_as(uid: int, limits: dict[int, int], pid: int) -> None:
     """Set the limits of another process, never above what is allowed already.
 
     Root may lack the right: it forks.
     """
 
     def apply() -> None:
-        for number, value in wanted.items():
+        for number, value in limits.items():
             hard = resource.prlimit(pid, number)[1]
             if hard == resource.RLIM_INFINITY:
                 bound = value

@@ -74,19 +74,19 @@ class MemoryWatch:
         files = box.f_files - box.f_ffree
         if files > MOST_FILES:
             return True
-        kept = (box.f_blocks - box.f_bfree) * box.f_frsize + files * FILE_BYTES
+        kept_bytes = (box.f_blocks - box.f_bfree) * box.f_frsize + files * FILE_BYTES
         # What sockets hold is the kernel's memory, not a process's: a script could keep gigabytes
         # there.
         for table in QUEUES:  # what waits to be sent and to be read
             lines = [line.split() for line in self._text(f"1/net/{table}").splitlines()[1:]]
-            kept += sum(
+            kept_bytes += sum(
                 int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":")
             )
-        kept += self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
+        kept_bytes += self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
         pids = [pid for pid in self._list(".") if pid.isdigit() and pid != "1"]
         return (
-            kept + sum(map(self._plain, pids)) > limit_bytes
-            and kept + sum(map(self._divided, pids)) > limit_bytes
+            kept_bytes + sum(map(self._plain, pids)) > limit_bytes
+            and kept_bytes + sum(map(self._divided, pids)) > limit_bytes
         )
 
     def _open(self) -> bool:
@@ -113,25 +113,29 @@ class MemoryWatch:
         """
         text = self._text(f"{pid}/smaps_rollup")
         # A kernel before 5.4 has but a part of them.
-        told = _bytes_of(text, EXACT) if EXACT[0] in text else None
-        if told is None:
+        shared_bytes = _bytes_of(text, EXACT) if EXACT[0] in text else None
+        if shared_bytes is None:
             return self._plain(pid)
-        return told
+        return shared_bytes
 
     def _plain(self, pid: str) -> int:
         """A process whose first thread has ended keeps its memory, but shows it in the other
         threads only.
         """
-        told = _bytes_of(self._text(f"{pid}/status"), CHEAP)
-        if told is None:
+        used_bytes = _bytes_of(self._text(f"{pid}/status"), CHEAP)
+        if used_bytes is None:
             texts = [
                 self._text(f"{pid}/task/{thread}/status") for thread in self._list(f"{pid}/task")
             ]
-            told = max(
-                (other for text in texts if (other := _bytes_of(text, CHEAP)) is not None),
+            used_bytes = max(
+                (
+                    thread_bytes
+                    for text in texts
+                    if (thread_bytes := _bytes_of(text, CHEAP)) is not None
+                ),
                 default=0,
             )
-        return told
+        return used_bytes
 
     def _list(self, path: str) -> list[str]:
         with contextlib.suppress(OSError):
@@ -149,8 +153,8 @@ class MemoryWatch:
 
 def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:
     """Return the sum of these fields in bytes. None: it has none of them."""
-    found = [int(line.split()[1]) for line in text.splitlines() if line.startswith(fields)]
-    return sum(found) * 1024 if found else None
+    sizes_kib = [int(line.split()[1]) for line in text.splitlines() if line.startswith(fields)]
+    return sum(sizes_kib) * 1024 if sizes_kib else None
 
 
 # One of these is covered, in a mount namespace of the launcher's own; nothing is written to the
@@ -286,11 +290,11 @@ class SandboxLauncher:
 
 def children() -> set[int]:
     """Of each thread. The kernel may leave some out while others end."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended
-            found |= {int(word) for word in (task / "children").read_text().split()}
-    return found
+            pids |= {int(word) for word in (task / "children").read_text().split()}
+    return pids
 
 
 class SupervisedRun(contextlib.ExitStack):
@@ -401,9 +405,9 @@ class SupervisedRun(contextlib.ExitStack):
             piece = os.read(fd, PIECE)
         except BlockingIOError:
             return False
-        kept = self._outputs[fd]
-        room = self._limits.output_bytes - len(kept)
-        kept += piece[:room]
+        output = self._outputs[fd]
+        room = self._limits.output_bytes - len(output)
+        output += piece[:room]
         if len(piece) > room and self._verdict is None:
             self._verdict = ScriptEnding.TOO_MUCH_OUTPUT
         if not piece and fd in self._selector.get_map():
@@ -447,7 +451,10 @@ def stage(view: ScriptView, program: str) -> ScriptView:
     # A folder that nothing lies in which the launcher and bubblewrap still read.
     read = [Path(path) for path in (__file__, sys.prefix, sys.base_prefix, program)]
     needed = {
-        place for path in read for one in (path, path.resolve()) for place in (one, *one.parents)
+        place
+        for path in read
+        for form in (path, path.resolve())
+        for place in (form, *form.parents)
     }
     free = [
         place

@@ -156,15 +156,15 @@ class Sandbox:
                 with self._launcher.stdin as pipe:
                     pipe.write(setup_text(theirs.fileno(), self._program, self._view).encode())
             ours.settimeout(START_S)
-            said = ours.recv(1000)
+            message = ours.recv(1000)
             ours.settimeout(None)
         except OSError as error:
-            said = str(error).encode()
+            message = str(error).encode()
         self._control = ours
-        if said != b"ready":
+        if message != b"ready":
             self.close_now()
             why = (
-                said.decode(errors="replace").removeprefix("error: ")
+                message.decode(errors="replace").removeprefix("error: ")
                 or "its launcher ended at once"
             )
             raise SkepError(f"the sandbox cannot be set up: {why}")
@@ -309,8 +309,8 @@ def _failure(sandbox: Sandbox) -> str | None:
             return None
     except (SkepError, OSError) as error:
         return str(error).removeprefix("the sandbox failed: ")
-    said = result.stderr.decode(errors="replace").strip().splitlines()
-    return f"a trial in it ended with: {said[-1] if said else result.ending.value}"
+    error_lines = result.stderr.decode(errors="replace").strip().splitlines()
+    return f"a trial in it ended with: {error_lines[-1] if error_lines else result.ending.value}"
 
 
 def _says(path: Path, value: str) -> bool:

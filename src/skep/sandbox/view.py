@@ -130,8 +130,8 @@ class ShownPaths:
         target = path.resolve()
         for bound, source in self.binds.items():
             if inside.is_relative_to(bound):
-                shown = (Path(source) / inside.relative_to(bound)).resolve()
-                if shown == target:
+                shown_path = (Path(source) / inside.relative_to(bound)).resolve()
+                if shown_path == target:
                     return target.is_relative_to(source)
         return False
 

@@ -127,16 +127,16 @@ class _LogScale(msgspec.Struct, frozen=True):
             ys = self.clipped(first, last)
         else:
             ys = []
-        found = _weighed(ys)
-        if found is None:
+        best_cut = _weighed(ys)
+        if best_cut is None:
             return []
-        here = [found.cut]
-        if found.height <= _bound(CUT, len(ys)) * slow:
+        cuts = [best_cut.cut]
+        if best_cut.height <= _bound(CUT, len(ys)) * slow:
             begin, end, height = _apart(ys)
             if height <= _bound(APART, len(ys)) * slow:
                 return []
-            here = [begin, end]
-        edges = [first, *(first + cut for cut in here), last]
+            cuts = [begin, end]
+        edges = [first, *(first + cut for cut in cuts), last]
         return sorted(
             {*edges[1:-1], *(cut for a, b in pairwise(edges) for cut in self._parted(a, b, slow))}
         )
@@ -152,9 +152,9 @@ class _LogScale(msgspec.Struct, frozen=True):
             for place in range(1, len(edges) - 1):
                 first = moved[-1] if moved else 0
                 last = edges[place + 1]
-                found = _weighed(self.clipped(first, last, edges[place]))
-                if found is not None and found.height > _bound(CUT, last - first) * slow:
-                    moved.append(first + found.cut)
+                best_cut = _weighed(self.clipped(first, last, edges[place]))
+                if best_cut is not None and best_cut.height > _bound(CUT, last - first) * slow:
+                    moved.append(first + best_cut.cut)
             if moved == cuts:
                 break
             cuts = moved
@@ -246,9 +246,9 @@ def _apart(ys: Sequence[float]) -> tuple[int, int, float]:
             map(sub, sums[SHORTEST + length : n - SHORTEST + 1 : step], sums[SHORTEST::step])
         )
         if off:
-            most = max(off)
-            least = min(off)
-            farthest = most if most - usual > usual - least else least
+            highest = max(off)
+            lowest = min(off)
+            farthest = highest if highest - usual > usual - lowest else lowest
             share = (farthest - usual) ** 2 * n / (length * (n - length) * total)
             height = math.sqrt(_likelihood(n, share)) - _extra(length)
             if height > best:
@@ -274,10 +274,10 @@ def _bracket(scale: _LogScale, first: int, cut: int, last: int, slow: float) -> 
     """Every place of the cut is weighed by its likelihood; 2.5 % of the weight is left out on
     either side.
     """
-    found = _weighed(scale.clipped(first, last, cut))
-    if found is None:
+    best_cut = _weighed(scale.clipped(first, last, cut))
+    if best_cut is None:
         return cut, cut
-    heights = [_likelihood(last - first, share) / (2 * slow * slow) for share in found.shares]
+    heights = [_likelihood(last - first, share) / (2 * slow * slow) for share in best_cut.shares]
     top = max(heights)
     sums = list(accumulate(math.exp(height - top) for height in heights))
     low = next(place for place, part in enumerate(sums) if part >= 0.025 * sums[-1])
@@ -309,7 +309,7 @@ def _without_drifts(scale: _LogScale, cuts: list[int]) -> list[int]:
     """Runs of steps in the same direction that one straight line explains as well are a drift."""
     edges = [0, *cuts, len(scale.xs)]
     levels = [_middle(sorted(scale.xs[a:b])) for a, b in pairwise(edges)]
-    kept: list[int] = []
+    steps: list[int] = []
     place = 0
     while place < len(cuts):
         up = levels[place + 1] > levels[place]
@@ -319,9 +319,9 @@ def _without_drifts(scale: _LogScale, cuts: list[int]) -> list[int]:
         first = edges[place]
         last = edges[end + 1]
         if not _line_is_better(scale, first, cuts[place:end], last):
-            kept += cuts[place:end]
+            steps += cuts[place:end]
         place = end
-    return kept
+    return steps
 
 
 def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int) -> bool:
@@ -342,9 +342,9 @@ def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int
         slope = sum((place - centre) * x for place, x in enumerate(steady)) / wide
         line = [height + slope * (place - centre) for place in range(n)]
         steady = [min(max(x, on - room), on + room) for x, on in zip(xs, line, strict=True)]
-    least = n * (scale.spread / 10) ** 2
-    by_line = least + sum(min(abs(x - on), room) ** 2 for x, on in zip(xs, line, strict=True))
-    by_steps = least + sum(min(abs(x - on), room) ** 2 for x, on in zip(xs, fitted, strict=True))
+    floor = n * (scale.spread / 10) ** 2
+    by_line = floor + sum(min(abs(x - on), room) ** 2 for x, on in zip(xs, line, strict=True))
+    by_steps = floor + sum(min(abs(x - on), room) ** 2 for x, on in zip(xs, fitted, strict=True))
     # Every further step could fit by chance.
     needed = _LINE_BETTER if len(cuts) == 1 else -len(cuts) * math.log(n)
     return n * math.log(by_steps / by_line) > needed

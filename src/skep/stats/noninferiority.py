@@ -123,11 +123,11 @@ def _most_likely(items: Mapping[float, float], truth: float) -> dict[float, floa
     share is its count over 1 + tilt * (value - truth). A tilt beyond 1 / (1 + truth) would be less
     likely than a weight on -1, and whatever that tilt leaves over is such weight."""
     total = sum(items.values())
-    most = 1 / (1 + truth)
-    if items.get(-1.0, 0) <= 0 and _pull(items, truth, most) >= 0:
-        tilt = most
+    max_tilt = 1 / (1 + truth)
+    if items.get(-1.0, 0) <= 0 and _pull(items, truth, max_tilt) >= 0:
+        tilt = max_tilt
     else:
-        tilt = _root(items, truth, most)
+        tilt = _root(items, truth, max_tilt)
     shares = {
         value: count / total / (1 + tilt * (value - truth))
         for value, count in items.items()
@@ -146,10 +146,10 @@ def _pull(items: Mapping[float, float], truth: float, tilt: float) -> float:
     )
 
 
-def _root(items: Mapping[float, float], truth: float, most: float) -> float:
+def _root(items: Mapping[float, float], truth: float, max_tilt: float) -> float:
     """Newton's steps, and a halving wherever one would leave the bracket."""
     low = 0.0
-    high = most
+    high = max_tilt
     tilt = 0.0
     for _ in range(200):
         value = slope = 0.0
@@ -158,14 +158,14 @@ def _root(items: Mapping[float, float], truth: float, most: float) -> float:
                 part = (difference - truth) / (1 + tilt * (difference - truth))
                 value += count * part
                 slope += count * part * part
-        low, high = (tilt, high) if value > 0 else (low, tilt)
-        if slope > 0:
-            following = tilt + value / slope
+        if value > 0:
+            low = tilt
         else:
-            following = (low + high) / 2
-        if not low < following < high:
-            following = (low + high) / 2
-        if abs(following - tilt) <= 1e-13 * most:
+            high = tilt
+        following = (low + high) / 2
+        if slope > 0 and low < tilt + value / slope < high:
+            following = tilt + value / slope
+        if abs(following - tilt) <= 1e-13 * max_tilt:
             return following
         tilt = following
     return tilt
@@ -187,23 +187,23 @@ MOST_ITEMS = 10**8
 def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> PairedDifference:
     """Of item -> (passed in the base arm, passed under load), one for each repeat. Every item
     counts the same; one without a pair does not count."""
-    seen = [repeats for repeats in pairs.values() if repeats]
-    if not seen:
+    items = [repeats for repeats in pairs.values() if repeats]
+    if not items:
         raise ValueError("a difference needs at least one pair")
-    base = math.fsum(fmean(before for before, _ in repeats) for repeats in seen) / len(seen)
-    load = math.fsum(fmean(after for _, after in repeats) for repeats in seen) / len(seen)
-    items = Counter(
-        sum(after - before for before, after in repeats) / len(repeats) for repeats in seen
+    base_rates = [fmean(before for before, _ in repeats) for repeats in items]
+    load_rates = [fmean(after for _, after in repeats) for repeats in items]
+    mean_differences = Counter(
+        sum(after - before for before, after in repeats) / len(repeats) for repeats in items
     )
-    changes = Counter(after - before for repeats in seen for before, after in repeats)
+    changes = Counter(after - before for repeats in items for before, after in repeats)
     return PairedDifference(
-        items=len(seen),
-        pairs=sum(map(len, seen)),
-        base_rate=base,
-        rate=load,
-        difference=mean_of(items),
-        low=lower_bound(items),
-        high=upper_bound(items),
+        items=len(items),
+        pairs=sum(map(len, items)),
+        base_rate=math.fsum(base_rates) / len(items),
+        rate=math.fsum(load_rates) / len(items),
+        difference=mean_of(mean_differences),
+        low=lower_bound(mean_differences),
+        high=upper_bound(mean_differences),
         lost=changes[-1],
         gained=changes[1],
     )
@@ -289,7 +289,10 @@ def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[fl
     high = 0.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if mean_of(_tilted(values, middle)) < aim else (low, middle)
+        if mean_of(_tilted(values, middle)) < aim:
+            low = middle
+        else:
+            high = middle
     tilted = _tilted(values, high)
     total = sum(tilted.values())
     return {value: items * share / total for value, share in tilted.items()}

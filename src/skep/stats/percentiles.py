@@ -118,7 +118,7 @@ def rolling_median(
     """(moment, median, lower quartile, upper quartile) of the `width_s` up to and with each point,
     oldest first.
     """
-    found = []
+    medians = []
     window: list[
         float
     ] = []  # kept sorted while it moves, so that 20,000 points take a tenth of a second
@@ -128,8 +128,8 @@ def rolling_median(
         while points[first][0] <= at - width_s:
             del window[bisect_left(window, points[first][1])]
             first += 1
-        found.append((at, at_rank(window, 50), at_rank(window, 25), at_rank(window, 75)))
-    return found
+        medians.append((at, at_rank(window, 50), at_rank(window, 25), at_rank(window, 75)))
+    return medians
 
 
 STEPS = 100  # far more than needed: three to ten are
@@ -199,9 +199,9 @@ def mean_t_interval(values: Iterable[float]) -> Interval | None:
     sample = sorted(values)
     if len(sample) < 2:
         return None
-    found = MeanEstimate.of(sample)
-    reach = found.reach(0.95)
-    return Interval(found.estimate - reach, found.estimate, found.estimate + reach)
+    mean = MeanEstimate.of(sample)
+    reach = mean.reach(0.95)
+    return Interval(mean.estimate - reach, mean.estimate, mean.estimate + reach)
 
 
 def runs_interval(values: Iterable[float]) -> Interval | None:
@@ -210,12 +210,12 @@ def runs_interval(values: Iterable[float]) -> Interval | None:
     """
     sample = list(values)
     if len(sample) >= FEWEST_RUNS:
-        found = mean_t_interval(sample)
+        interval = mean_t_interval(sample)
     else:
-        found = None
-    if found is None:
+        interval = None
+    if interval is None:
         return None
-    return replace(found, low=max(0.0, found.low))
+    return replace(interval, low=max(0.0, interval.low))
 
 
 class MeanEstimate(msgspec.Struct, frozen=True):

@@ -105,7 +105,7 @@ class SequentialTest:
         self._noise = noise
         self._rounds = rounds
         self._worth = worth
-        self._each = CHANCE / (rounds - 1)
+        self._chance_per_look = CHANCE / (rounds - 1)
         self._differences: list[list[float]] = []
         self.verdict = SequentialVerdict.OPEN
 
@@ -135,7 +135,7 @@ class SequentialTest:
         if self.pairs < 2:
             return None
         return _mean_of(self._differences, self._noise, sides=2).as_ratio(
-            1 - self._each, _MOST_FREEDOM
+            1 - self._chance_per_look, _MOST_FREEDOM
         )
 
     @property
@@ -146,7 +146,7 @@ class SequentialTest:
 
     def _judged(self) -> SequentialVerdict:
         now = _mean_of(self._differences, self._noise, sides=2)
-        reach = now.reach(1 - self._each, _MOST_FREEDOM)
+        reach = now.reach(1 - self._chance_per_look, _MOST_FREEDOM)
         if now.estimate + reach < 0:
             return SequentialVerdict.WORSE
         if self.rounds >= 2 and now.estimate - reach > 0:
@@ -189,7 +189,7 @@ def _mean_of(
     estimate = fmean(means)
     readings = _GUESS_READING + sum(len(group) - 1 for group in groups)
     within = sum(
-        (value - mean) ** 2 for one, mean in zip(groups, means, strict=True) for value in one
+        (value - mean) ** 2 for group, mean in zip(groups, means, strict=True) for value in group
     )
     reading = (_GUESS_READING * sides * noise.reading**2 + within) / readings
     between = max(
@@ -197,9 +197,9 @@ def _mean_of(
     )
     freedom = noise.start_freedom + count - 1
     start = (noise.start_freedom * sides * noise.start**2 + between) / freedom
-    own = between / (count - 1) if count > 1 else 0.0
-    if own > start:
-        start = own
+    observed = between / (count - 1) if count > 1 else 0.0
+    if observed > start:
+        start = observed
         freedom = float(count) if sides == 1 else freedom
     return MeanEstimate(estimate, ((start / count, freedom), (reading * thin / count, readings)))
 
@@ -209,7 +209,7 @@ class PrecisionGoal(msgspec.Struct, frozen=True):
 
     relative: float = 0.03
     fewest: int = 4
-    most: int = 12
+    max_repeats: int = 12
 
 
 class Precision:
@@ -230,10 +230,10 @@ class Precision:
     @property
     def half_width(self) -> float | None:
         """As a share of the mean; None below two repeats."""
-        found = mean_t_interval(self._figures)
-        if found is None:
+        interval = mean_t_interval(self._figures)
+        if interval is None:
             return None
-        return found.half_width
+        return interval.half_width
 
     @property
     def enough(self) -> bool:
@@ -244,7 +244,7 @@ class Precision:
 
     @property
     def done(self) -> bool:
-        return self.enough or self.repeats >= self.goal.most
+        return self.enough or self.repeats >= self.goal.max_repeats
 
     def expected_more(self) -> int | None:
         """Repeats still to come if the spread stays what it is; None below two, when there is no
@@ -259,12 +259,12 @@ class Precision:
             spread = stdev(self._figures) / abs(mean)
         else:
             spread = math.inf
-        wanted = max(self.goal.fewest, self.repeats + 1)
-        while wanted < self.goal.most and (
-            t_quantile(0.95, wanted - 1) * spread / math.sqrt(wanted) > self.goal.relative
+        repeats = max(self.goal.fewest, self.repeats + 1)
+        while repeats < self.goal.max_repeats and (
+            t_quantile(0.95, repeats - 1) * spread / math.sqrt(repeats) > self.goal.relative
         ):
-            wanted += 1
-        return wanted - self.repeats
+            repeats += 1
+        return repeats - self.repeats
 
 
 WINDOW = 5
@@ -272,17 +272,18 @@ TOLERANCE = 0.05
 
 
 class WarmUpDetector:
-    """Fed one figure per batch of warm-up until it is `done`: settled, or given up after `most`.
+    """Fed one figure per batch of warm-up until it is `done`: settled, or given up after
+    `max_batches`.
     Settled: all but one of the last `window` figures lie within 5 % of their median (all where it
     is shorter than five) and show no trend, which is a fitted line that moves by more than 6 %, or
     figures that only rise, or only fall, by more than 1 %. Simulated: a constant with 2 % noise
     settles at the first look in 96 % of cases; a rise of 5 % a batch with that noise within 20
     batches in 9 %, one of 2 % in all: so slow a rise under so much noise is not told from none."""
 
-    def __init__(self, *, window: int = WINDOW, most: int = 20) -> None:
+    def __init__(self, *, window: int = WINDOW, max_batches: int = 20) -> None:
         self._last: deque[float] = deque(maxlen=window)
         self._window = window
-        self._most = most
+        self._max_batches = max_batches
         self.batches = 0
         self.settled = False
 
@@ -302,7 +303,7 @@ class WarmUpDetector:
 
     @property
     def done(self) -> bool:
-        return self.settled or self.batches >= self._most
+        return self.settled or self.batches >= self._max_batches
 
 
 def _is_steady(values: Sequence[float]) -> bool:

@@ -72,5 +72,6 @@ def share_of_limit(figures: Iterable[tuple[float | None, float]]) -> float:
     Infinite where a figure is missing: what was not seen was not kept.
     """
     return max(
-        (math.inf if seen is None else seen / limit for seen, limit in figures), default=math.inf
+        (math.inf if measured is None else measured / limit for measured, limit in figures),
+        default=math.inf,
     )

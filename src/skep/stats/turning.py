@@ -134,19 +134,19 @@ class SpeedCurve:
         """low, estimate and high of one level over another; without bounds while no level was
         repeated. `among`: of so many levels the most extreme one is looked at, so the bounds have
         to hold for all of them."""
-        one = self.levels[above]
-        two = self.levels[below]
-        if not two.estimate:
-            if not one.estimate:
+        above_level = self.levels[above]
+        below_level = self.levels[below]
+        if not below_level.estimate:
+            if not above_level.estimate:
                 return (1.0, 1.0, 1.0)
             return (0.0, math.inf, math.inf)
-        share = one.estimate / two.estimate
+        share = above_level.estimate / below_level.estimate
         if self.noise is None:
             return 0.0, share, math.inf
         reach = (
             t_quantile(1 - TAILS / among, self._freedom)
             * self.noise
-            * math.sqrt(1 / one.count + 1 / two.count)
+            * math.sqrt(1 / above_level.count + 1 / below_level.count)
         )
         spread = math.exp(min(reach, WIDEST))
         return share / spread, share, share * spread
@@ -155,9 +155,9 @@ class SpeedCurve:
         """Return the best of the smaller levels; None for the first."""
         return max(range(index), key=lambda place: self.levels[place].estimate, default=None)
 
-    def is_below(self, one: int, two: int) -> bool:
+    def is_below(self, index: int, reference: int) -> bool:
         """Return whether all of one level's interval lies below the other's."""
-        return self.levels[one].high < self.levels[two].low
+        return self.levels[index].high < self.levels[reference].low
 
     def knee_side(self, index: int) -> CurveSide:
         """BEFORE: a larger level is surely better by the margin. AFTER: surely none is."""
@@ -257,9 +257,9 @@ def find_turning(levels: Iterable[LevelPoint]) -> Turning:
         cliff = None
     estimates = [level.estimate for level in curve.levels]
     if curve.noise is not None and count > 1:
-        told = sorted(unclear)
+        unclear_places = sorted(unclear)
     else:
-        told = []
+        unclear_places = []
     return Turning(
         knee=None if knee is None else curve.levels[knee.at].concurrency,
         knee_bracket=None if knee is None else curve.bracket(knee),
@@ -269,6 +269,6 @@ def find_turning(levels: Iterable[LevelPoint]) -> Turning:
         if cliff is None
         else 100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates)),
         sure=not unclear and not few,
-        unclear=tuple(curve.levels[place].concurrency for place in told),
+        unclear=tuple(curve.levels[place].concurrency for place in unclear_places),
         few=few,
     )

@@ -104,9 +104,9 @@ def store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
         return StoreError(f"`{path}` cannot be opened: {error.strerror or error}", hint=hint)
     if (fault := _FAULTS.get(primary_code(error) or 0)) is None:
         return StoreError(f"`{path}` refused the operation: {error}")
-    what, hint = fault
+    description, hint = fault
     return StoreError(
-        f"`{path}` {what} ({error})", hint=hint.format(path=path, folder=path.parent)
+        f"`{path}` {description} ({error})", hint=hint.format(path=path, folder=path.parent)
     )
 
 
@@ -134,9 +134,9 @@ def translated(path: Path) -> Iterator[None]:
 
 APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
 MIGRATIONS = sorted(
-    one.name
-    for one in files("skep.store").joinpath("schema").iterdir()
-    if one.name.endswith(".sql")
+    path.name
+    for path in files("skep.store").joinpath("schema").iterdir()
+    if path.name.endswith(".sql")
 )
 
 
@@ -431,9 +431,9 @@ class Store:
                             sql, [storable(v) if isinstance(v, str) else v for v in flat]
                         )
 
-    def append_calibration(self, found: CalibrationRecord) -> None:
+    def append_calibration(self, calibration: CalibrationRecord) -> None:
         with self.transaction():
-            insert(self._connection, "calibrations", found)
+            insert(self._connection, "calibrations", calibration)
 
     def end_run(
         self,
@@ -579,10 +579,12 @@ class Store:
         sql = f"SELECT * FROM {table} WHERE run_id = ? ORDER BY level, repeat, {then}"  # noqa: S608
         return read(self.read(sql, run_id), kind, "run")
 
-    def _append(self, table: str, run_id: str, records: Iterable[object], **more: str) -> None:
+    def _append(
+        self, table: str, run_id: str, records: Iterable[object], **extra_columns: str
+    ) -> None:
         if rows := list(records):
             with self.transaction(run_id):
-                insert_all(self._connection, table, rows, run_id=run_id, **more)
+                insert_all(self._connection, table, rows, run_id=run_id, **extra_columns)
 
 
 def _runs(rows: list[sqlite3.Row]) -> list[StoredRun]:
@@ -623,7 +625,7 @@ def _insert_gateway_rows(count: int) -> str:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

@@ -69,15 +69,21 @@ def queries(package: str) -> dict[str, str]:
 
 
 def insert(
-    connection: Connection, table: str, record: object = None, clash: str = "", /, **more: object
+    connection: Connection,
+    table: str,
+    record: object = None,
+    clash: str = "",
+    /,
+    **extra_columns: object,
 ) -> Cursor:
     """Insert one row.
 
-    `more`: further columns, which win over the record's. `clash`: `ON CONFLICT DO NOTHING`.
+    `extra_columns` win over the record's columns of the same name. `clash`: what follows the
+    values, such as `ON CONFLICT DO NOTHING`.
     """
     kind: Any = type(record)
-    sql, values = _statement(table, kind, tuple(more), clash)
-    return connection.execute(sql, [*values(record), *map(_any_value, more.values())])
+    sql, values = _statement(table, kind, tuple(extra_columns), clash)
+    return connection.execute(sql, [*values(record), *map(_any_value, extra_columns.values())])
 
 
 def insert_all(
@@ -86,44 +92,44 @@ def insert_all(
     records: Iterable[object],
     clash: str = "",
     /,
-    **more: object,
+    **extra_columns: object,
 ) -> int:
     """Insert records of one type, and return how many rows that made."""
     rows = list(records)
     if not rows:
         return 0
     kind: Any = type(rows[0])
-    sql, values = _statement(table, kind, tuple(more), clash)
-    shared = [_any_value(value) for value in more.values()]
+    sql, values = _statement(table, kind, tuple(extra_columns), clash)
+    shared = [_any_value(value) for value in extra_columns.values()]
     return connection.executemany(sql, [values(row) + shared for row in rows]).rowcount
 
 
 def read(
-    rows: Sequence[Row], kind: type[T], what: str = "row", /, **derived: Callable[[Row], Any]
+    rows: Sequence[Row], kind: type[T], noun: str = "row", /, **derived: Callable[[Row], Any]
 ) -> list[T]:
     """Return the records of rows.
 
-    A field without a column is `derived` from its row. `what` names a row in errors.
+    A field without a column is `derived` from its row. `noun` is what errors call a row.
     """
     if not rows:
         return []
     make = _reader(kind, tuple(rows[0].keys()))  # type: ignore[arg-type]
-    found: list[T] = []
+    records: list[T] = []
     for row in rows:
         try:
-            found.append(make(row, **{name: of(row) for name, of in derived.items()}))
+            records.append(make(row, **{name: of(row) for name, of in derived.items()}))
         except _UnreadableJsonError as error:
             raise StoreError(
-                f"{what} `{row[0]}` has unreadable JSON in {error}"
+                f"{noun} `{row[0]}` has unreadable JSON in {error}"
             ) from error.__cause__
-    return found
+    return records
 
 
 def as_stored(record: T) -> T:
     """Return the record as `read` gives it back."""
     kind: Any = type(record)
-    made: T = _reader(kind, columns(kind))(_values_of(kind, ())(record))
-    return made
+    stored: T = _reader(kind, columns(kind))(_values_of(kind, ())(record))
+    return stored
 
 
 @cache
@@ -157,9 +163,9 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: finite(one) for name, one in value.items()}
+        return {name: finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(entry) for entry in value]
     return value
 
 
@@ -187,17 +193,17 @@ OwnOrder = Annotated[Mapping[str, Any], StoredAs(write=document_text)]
 
 @cache
 def _statement(
-    table: str, kind: type, more: tuple[str, ...], clash: str
+    table: str, kind: type, extra_columns: tuple[str, ...], clash: str
 ) -> tuple[str, Callable[[Any], list[Any]]]:
     if kind is NoneType:
-        own: tuple[str, ...] = ()
+        record_columns: tuple[str, ...] = ()
     else:
-        own = tuple(name for name in columns(kind) if name not in more)
-    names = (*own, *more)
+        record_columns = tuple(name for name in columns(kind) if name not in extra_columns)
+    names = (*record_columns, *extra_columns)
     sql = (
         f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) {clash}"  # noqa: S608
     )
-    return sql, _values_of(kind, more) if own else lambda _: []
+    return sql, _values_of(kind, extra_columns) if record_columns else lambda _: []
 
 
 @cache
@@ -207,10 +213,10 @@ def _values_of(kind: type, left_out: tuple[str, ...]) -> Callable[[Any], list[An
     written = [(place, write) for place, (_, write) in enumerate(stored) if write is not None]
 
     def values(record: Any) -> list[Any]:
-        found = list(get(record))
+        values = list(get(record))
         for place, write in written:
-            found[place] = write(found[place])
-        return found
+            values[place] = write(values[place])
+        return values
 
     return values
 
@@ -242,43 +248,49 @@ def _reader(
 @cache
 def _flat(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Convert | None], ...]:
     """Return where each value stands in a record, its column, and how it is written."""
-    found: list[tuple[str, str, Convert | None]] = []
+    fields: list[tuple[str, str, Convert | None]] = []
     for name, column, how in _stored_fields(kind):
         if how.inner is not None and not how.joined:
-            found += [
+            fields += [
                 (f"{name}.{path}", f"{column}_{inner}", write)
                 for path, inner, write in _flat(how.inner)
             ]
         elif not how.joined:
-            found.append((name, column, how.write))
-    return tuple(found)
+            fields.append((name, column, how.write))
+    return tuple(fields)
 
 
 @cache
 def _stored_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, StoredAs], ...]:
     """Return the name of each field, its column, and how it is stored."""
-    found = []
+    fields = []
     hints = get_type_hints(kind, include_extras=True)
     for name in kind.__struct_fields__:
         hint = hints[name]
-        own = StoredAs()
+        stored_as = StoredAs()
         if get_origin(hint) is Annotated:
-            hint, *_, own = get_args(hint)
-        column = own.name or name
+            hint, *_, stored_as = get_args(hint)
+        column = stored_as.name or name
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            found.append((name, column, replace(own, inner=hint)))
+            fields.append((name, column, replace(stored_as, inner=hint)))
         else:
             write, read_as = _converters(hint, column)
-            found.append(
-                (name, column, replace(own, write=own.write or write, read=own.read or read_as))
+            fields.append(
+                (
+                    name,
+                    column,
+                    replace(
+                        stored_as, write=stored_as.write or write, read=stored_as.read or read_as
+                    ),
+                )
             )
-    return tuple(found)
+    return tuple(fields)
 
 
 def _converters(hint: Any, column: str) -> tuple[Convert | None, Convert | None]:
     """Return how a value of this type is written and read."""
     if NoneType in get_args(hint):
-        kinds = [one for one in get_args(hint) if one is not NoneType]
+        kinds = [kind_ for kind_ in get_args(hint) if kind_ is not NoneType]
     else:
         kinds = [hint]
     kind = kinds[0]
@@ -339,7 +351,7 @@ class NamedRows(msgspec.Struct, frozen=True):
 
     table: str
     select: str
-    what: str  # "run"
+    noun: str  # "run"
     lists: str = ""  # hint: how to see them all
     makes: str = ""  # hint: how to make one
     parts: tuple[
@@ -362,10 +374,10 @@ class NamedRows(msgspec.Struct, frozen=True):
             back = int(last[1] or 0)
             newest = self.newest(store, back + 1)
             if not newest:
-                raise UserError(f"there are no {self.what}s yet", hint=self.makes)
+                raise UserError(f"there are no {self.noun}s yet", hint=self.makes)
             if len(newest) <= back:
                 oldest = f"the oldest is `last~{len(newest) - 1}`: {newest[-1]['id']}"
-                raise UserError(f"there is no {self.what} `{name}`", hint=oldest)
+                raise UserError(f"there is no {self.noun} `{name}`", hint=oldest)
             return newest[back]
         by_prefix = (
             f"{self.select} WHERE substr({self.table}.id, 1, length(?1)) = ?1 ORDER BY "
@@ -375,18 +387,18 @@ class NamedRows(msgspec.Struct, frozen=True):
             matches = store.read(by_prefix, storable(name))
         else:
             matches = []
-        found = [row for row in matches if row["id"] == name] or matches
-        if len(found) == 1:
-            return found[0]
-        if found:
-            candidates = " or ".join(f"`{row['id']}`" for row in found)
-            raise UserError(f"{self.what} `{name}` could be {candidates}", hint=self.lists)
-        three = ", ".join(f"`{row['id']}`" for row in self.newest(store, 3))
-        if three:
-            known = f"the newest are {three}"
+        meant = [row for row in matches if row["id"] == name] or matches
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            candidates = " or ".join(f"`{row['id']}`" for row in meant)
+            raise UserError(f"{self.noun} `{name}` could be {candidates}", hint=self.lists)
+        newest_ids = ", ".join(f"`{row['id']}`" for row in self.newest(store, 3))
+        if newest_ids:
+            overview = f"the newest are {newest_ids}"
         else:
-            known = "there are none yet"
-        raise UserError(f"there is no {self.what} `{name}`; {known}", hint=self.lists)
+            overview = "there are none yet"
+        raise UserError(f"there is no {self.noun} `{name}`; {overview}", hint=self.lists)
 
     def delete(self, store: OpenStore, ids: Iterable[str], check: Callable[[Row], None]) -> int:
         """Return how many there were to delete.
