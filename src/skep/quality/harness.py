@@ -29,7 +29,7 @@ _UNITS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Unjudged(Exception):
-    """The tests cannot be tried, or did not pass."""
+    """Raised where the tests cannot be tried, or did not pass."""
 
     def __init__(self, outcome: str, detail: str) -> None:
         super().__init__(detail)
@@ -38,7 +38,7 @@ class Unjudged(Exception):
 
 
 def run_tests(kind: str, blocks: Sequence[str], values: dict[str, Any]) -> None:
-    """Run the answer's code and then the item's tests; `Unjudged` unless they pass."""
+    """Run the answer's code and then the item's tests; raise `Unjudged` unless they pass."""
     for name in values.get("packages", ()):
         importlib.import_module(name)
     entry_point = values.get("entry_point", "")
@@ -57,14 +57,18 @@ def run_tests(kind: str, blocks: Sequence[str], values: dict[str, Any]) -> None:
 
 
 def search(pattern: str, text: str) -> None:
-    """In a process that can be ended: Python's matcher backtracks, at times for ever."""
+    """Raise `Unjudged` unless the pattern is in the text.
+
+    Python's matcher may backtrack for ever, so it runs here, in a process that can be ended.
+    """
     if re.search(pattern, text, re.MULTILINE) is None:
         raise Unjudged("wrong", f"`{pattern}` is not there")
 
 
 def _load(before: str, code: str) -> types.ModuleType:
-    """Return a module made of the answer's code, after code of ours;
-    `__name__` is not `__main__`.
+    """Return a module made of the answer's code, run after the code `before`.
+
+    Its `__name__` is not `__main__`.
     """
     module = types.ModuleType("answer")
     module.__file__ = "answer.py"
@@ -83,22 +87,24 @@ def _load(before: str, code: str) -> types.ModuleType:
 
 
 def _try_tests(module: types.ModuleType, tests: str, candidate: str) -> None:
-    """HumanEval's tests are a function `check`; others are run as they stand, and their `test_`
-    functions too.
+    """Run the item's tests in the module of the answer.
 
-    Those of the answer are not run; where both have one of the same name, the item's has taken its
-    place."""
+    HumanEval's tests are a function `check`. Others are run as they stand, and their `test_`
+    functions too. `test_` functions of the answer are not run; where both define the same name,
+    the item's function has replaced the answer's.
+    """
     before_tests = dict(module.__dict__)
     try:
         exec(compile(tests, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the item's own
         if candidate:
             module.__dict__["check"](module.__dict__[candidate])
         else:
-            for name in [
-                n
-                for n, function in module.__dict__.items()
-                if n.startswith("test_") and before_tests.get(n) is not function
-            ]:
+            functions = [
+                name
+                for name, function in module.__dict__.items()
+                if name.startswith("test_") and before_tests.get(name) is not function
+            ]
+            for name in functions:
                 module.__dict__[name]()
     except MemoryError:
         raise Unjudged("exceeded", "out of memory") from None
@@ -107,24 +113,22 @@ def _try_tests(module: types.ModuleType, tests: str, candidate: str) -> None:
 
 
 def _failing(error: BaseException, tests: str) -> str:
-    """Return the error, and the line of the tests that met it."""
+    """Return the error, with the line of the tests that raised it."""
     line = 0
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "tests.py":
             line = trace.tb_lineno
         trace = trace.tb_next
-    if 0 < line <= len(tests.splitlines()):
-        source = tests.splitlines()[line - 1].strip()
-    else:
-        source = ""
+    lines = tests.splitlines()
+    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     if source:
         return f"{described(error)} at `{source}`"
     return described(error)
 
 
 def described(error: BaseException) -> str:
-    """Return the error in one line. It may be of a class of the answer's own."""
+    """Return the error in one line. Its class may be defined by the answer."""
     try:
         if isinstance(error, SyntaxError):
             return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
@@ -135,12 +139,14 @@ def described(error: BaseException) -> str:
 
 
 def program(blocks: Sequence[str], required_names: set[str]) -> str:
-    """Join the blocks of an answer. Beside those that define something `wanted`, only definitions
-    and imports count: the rest shows how it is used, or quotes it."""
-    if len(blocks) > 1:
-        codes = [textwrap.dedent(code) for code in blocks]
-    else:
-        codes = list(blocks)
+    """Join the blocks of an answer.
+
+    Of blocks that define none of the required names, only definitions and imports count: the rest
+    shows how the code is used, or quotes it.
+    """
+    codes = list(blocks)
+    if len(codes) > 1:
+        codes = [textwrap.dedent(code) for code in codes]
     defining = [code for code in codes if required_names & _names(code)]
     if defining:
         codes = [code if code in defining else _definitions(code) for code in codes]
@@ -148,37 +154,47 @@ def program(blocks: Sequence[str], required_names: set[str]) -> str:
 
 
 def _definitions(code: str) -> str:
+    """Return the code without its expressions, if it defines something or only imports."""
     tree = _parsed(code)
     body = tree.body if tree is not None else []
-    if not any(isinstance(node, _UNITS) for node in body) and not all(
-        isinstance(node, _IMPORTS) for node in body
-    ):
+    has_definitions = any(isinstance(node, _UNITS) for node in body)
+    if not has_definitions and not all(isinstance(node, _IMPORTS) for node in body):
         return ""
     return ast.unparse(ast.Module([node for node in body if not isinstance(node, ast.Expr)], []))
 
 
 def _as_one_file(code: str) -> str:
-    """Leave out imports from files of the answer itself, whose names are all there; one of the
-    future comes first.
+    """Leave out imports from files of the answer itself, whose names are all there.
+
+    Imports from `__future__` are moved to the beginning.
     """
     tree = _parsed(code)
     if tree is None:
         return code
-    have = _names(code)
+    names = _names(code)
     lines = code.split("\n")
-    futures = list[str]()
+    futures: list[str] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom):
             continue
-        is_future = node.module == "__future__"
-        is_local = all(alias.name in have and alias.asname is None for alias in node.names)
-        if is_future or (is_local and (node.level or not _is_installed(node.module or ""))):
-            last = node.end_lineno or node.lineno
-            lines[node.lineno - 1 : last] = [" " * node.col_offset + "pass"] + [""] * (
-                last - node.lineno
-            )
-            futures += [alias.name for alias in node.names] if is_future else []
-    return (f"from __future__ import {', '.join(futures)}; " if futures else "") + "\n".join(lines)
+        if node.module == "__future__":
+            futures += [alias.name for alias in node.names]
+        elif not _is_from_answer(node, names):
+            continue
+        last = node.end_lineno or node.lineno
+        blank_lines = [""] * (last - node.lineno)
+        lines[node.lineno - 1 : last] = [" " * node.col_offset + "pass", *blank_lines]
+    joined = "\n".join(lines)
+    if futures:
+        return f"from __future__ import {', '.join(futures)}; {joined}"
+    return joined
+
+
+def _is_from_answer(node: ast.ImportFrom, names: set[str]) -> bool:
+    """Return whether an import is from another file of the answer. `names`: all it defines."""
+    if not all(alias.name in names and alias.asname is None for alias in node.names):
+        return False
+    return bool(node.level) or not _is_installed(node.module or "")
 
 
 def _is_installed(module: str) -> bool:
@@ -189,7 +205,7 @@ def _is_installed(module: str) -> bool:
 
 
 def completed(prompt: str, entry_point: str, code: str) -> tuple[str, str]:
-    """What to run first, and what then.
+    """Return the code to run first, and the code to run then.
 
     A whole function needs only what stands above it in the prompt.
     """
@@ -209,16 +225,15 @@ def completed(prompt: str, entry_point: str, code: str) -> tuple[str, str]:
 
 
 def _bodies(code: str) -> list[str]:
-    """Return the body as it stands, moved in as a whole, or with a first line that had lost its
-    indentation.
+    """Return the forms that a function's body may have been meant in: as it stands, indented as a
+    whole, or with a first line that had lost its indentation.
     """
     code = code.strip("\n")
     first, _, rest = code.partition("\n")
-    return [
-        *([code] if code[:1].isspace() else []),
-        textwrap.indent(textwrap.dedent(code), "    "),
-        f"    {first.strip()}\n{rest}",
-    ]
+    bodies = [textwrap.indent(textwrap.dedent(code), "    "), f"    {first.strip()}\n{rest}"]
+    if code[:1].isspace():
+        return [code, *bodies]
+    return bodies
 
 
 def _parsed(code: str) -> ast.Module | None:
@@ -232,18 +247,18 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _names(code: str) -> set[str]:
-    """Return what the top level defines, or would if it could be parsed."""
+    """Return the names that the top level defines, or would if it could be parsed."""
     tree = _parsed(code)
-    names: set[str] = set(_DEFINED.findall(code)) if tree is None else set()
-    for node in tree.body if tree is not None else ():
+    if tree is None:
+        return set(_DEFINED.findall(code))
+    names: set[str] = set()
+    for node in tree.body:
         if isinstance(node, _UNITS):
             names.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            if isinstance(node, ast.Assign):
-                targets = node.targets
-            else:
-                targets = [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
     return names
 
 
@@ -252,8 +267,10 @@ def free_names(code: str) -> set[str]:
     used: set[str] = set()
     defined = set(vars(builtins))
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            used.add(node.id)
+        elif isinstance(node, ast.Name):
+            defined.add(node.id)
         elif isinstance(node, ast.alias):
             defined.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.arg):
@@ -264,9 +281,9 @@ def free_names(code: str) -> set[str]:
 
 
 def _reporter(mark: str) -> Callable[[str, str], None]:
-    """Return what tells the one verdict, and ends the process.
+    """Return the function that reports the verdict and ends the process.
 
-    The code may change modules: what is needed is held.
+    The answer's code may change modules, so every function that the report needs is held here.
     """
     process = os.getpid()
     getpid = os.getpid
@@ -289,19 +306,15 @@ def main() -> None:
     job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     report = _reporter(job.pop("mark"))
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in (
-        0,
-        1,
-        2,
-    ):  # what the answer prints goes nowhere, and there is nothing for it to read
-        os.dup2(nowhere, number)
+    for stream in (0, 1, 2):  # the answer's prints go nowhere, and it has nothing to read
+        os.dup2(nowhere, stream)
     try:
         if job["kind"] == "regex":
             search(job["values"]["pattern"], job["said"])
         else:
             run_tests(job["kind"], job["blocks"], job["values"])
-    except Unjudged as ended:
-        report(ended.outcome, ended.detail)
+    except Unjudged as unjudged:
+        report(unjudged.outcome, unjudged.detail)
     report("passed", "")
 
 

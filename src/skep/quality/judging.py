@@ -1,6 +1,6 @@
-"""From answers to verdicts: read where a look is enough, run in the sandbox where it is not.
+"""From answers to verdicts: an answer is read where that is enough, and else run in the sandbox.
 
-What an answer holds never raises here: code that does not compile, loops, forks or tries to fake a
+No content of an answer raises here: code that does not compile, loops, forks or tries to fake a
 report is a verdict. The program that runs in the sandbox is `harness.py`; it is handed over as a
 file."""
 
@@ -32,15 +32,13 @@ from skep.workload.extraction import python_blocks, split_answer
 from skep.workload.items import Item
 from skep.workload.reading_checks import LONGEST_READ, read_check
 
-VERSION = (
-    3  # of the checks: a verdict names it, so that old verdicts are not held against new rules
-)
+# Of the checks. A verdict names it, so that old verdicts are not held against new rules.
+VERSION = 3
 _TRIES = 3
 _PAUSE_S = 0.2  # before a run is tried again
 _LIGHT = SandboxLimits(seconds=10, memory_bytes=512 << 20)
-_HEAVY = SandboxLimits(
-    seconds=20, memory_bytes=768 << 20
-)  # of items with packages: they have to be loaded first
+# Of items with packages, which have to be loaded first.
+_HEAVY = SandboxLimits(seconds=20, memory_bytes=768 << 20)
 LONGEST_CODE = 500_000  # characters, from the beginning, in which code is looked for
 LONGEST_IN_LOOP = 4_000  # characters of an answer that are looked at without a thread
 Finding = TypeVar("Finding")
@@ -62,8 +60,8 @@ class AnswerFinding(msgspec.Struct, frozen=True):
 
 
 async def look_at(text: str, look: Callable[[], Finding]) -> Finding:
-    """Return what `look` finds in the text: in a thread where the text is long, so that the loop
-    goes on.
+    """Return what `look` finds in the text; in a thread if the text is long, so that the event
+    loop goes on.
     """
     if len(text) <= LONGEST_IN_LOOP:
         return look()
@@ -75,22 +73,28 @@ def needs_sandbox(items: Iterable[Item]) -> bool:
 
 
 def check_packages(items: Iterable[Item]) -> None:
-    """UserError where packages that answers may import are not installed: without them the model
-    would be blamed.
+    """Raise UserError where packages that answers may import are not installed: without them the
+    model would be blamed.
     """
     packages = sorted({name for item in items for name in item.checker.values.get("packages", ())})
     if missing := [name for name in packages if find_spec(name) is None]:
-        lack = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-        raise UserError(f"the answers cannot be executed: {lack}", hint=extra_hint("quality"))
+        are = "is" if len(missing) == 1 else "are"
+        raise UserError(
+            f"the answers cannot be executed: {', '.join(missing)} {are} not installed",
+            hint=extra_hint("quality"),
+        )
 
 
 class Judge:
-    """As many runs at once as there are cores. `limits`: of a run, by kind unless told."""
+    """Judges answers, as many at once as there are cores.
+
+    `limits`: of each run in the sandbox; None: by the kind of the check.
+    """
 
     def __init__(self, sandbox: Sandbox | None, *, limits: SandboxLimits | None = None) -> None:
         self._sandbox = sandbox
         self._limits = limits
-        self._room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+        self._cores = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def judge(
         self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = lambda _done: None
@@ -101,7 +105,7 @@ class Judge:
         self._check_means([answer.item for answer in answered])
         done = 0
 
-        async def one(answer: AnsweredItem) -> Verdict:
+        async def judge_answer(answer: AnsweredItem) -> Verdict:
             nonlocal done
             verdict = await self._verdict(*answer)
             done += 1
@@ -110,7 +114,7 @@ class Judge:
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                under_way = [tasks.create_task(one(answer)) for answer in answered]
+                under_way = [tasks.create_task(judge_answer(answer)) for answer in answered]
         except BaseExceptionGroup as group:
             # No `except*`: Python before 3.11.4 puts what is raised there into a group again.
             error = first_of(group)
@@ -120,23 +124,26 @@ class Judge:
         return [task.result() for task in under_way]
 
     async def judge_text(self, item: Item, text: str) -> AnswerFinding:
-        """Judge an answer that belongs to no measured request;
-        its reasoning is already removed.
+        """Judge an answer that belongs to no measured request.
+
+        Its reasoning is already removed.
         """
         self._check_means([item])
-        async with self._room:
-            return await self._catch_check_errors(self._said(text, item))
+        async with self._cores:
+            return await self._catch_check_errors(self._judge_answer_text(text, item))
 
     def _check_means(self, items: Sequence[Item]) -> None:
         if not needs_sandbox(items):
             return
         if self._sandbox is None:
-            message = "these answers are programs, and there is no sandbox to run them in"
-            raise UserError(message, hint="see `skep doctor`")
+            raise UserError(
+                "these answers are programs, and there is no sandbox to run them in",
+                hint="see `skep doctor`",
+            )
         check_packages(items)
 
     async def _verdict(self, row: Request, item: Item) -> Verdict:
-        async with self._room:
+        async with self._cores:
             began = time.perf_counter()
             finding = await self._catch_check_errors(self._finding(row, item))
             seconds = time.perf_counter() - began
@@ -153,8 +160,8 @@ class Judge:
         )
 
     async def _catch_check_errors(self, finding: Awaitable[AnswerFinding]) -> AnswerFinding:
-        """A check of ours that fails on one answer is told with that answer, and does not cost the
-        others.
+        """Return the finding. A check that fails on one answer is reported with that answer, and
+        does not end the others.
         """
         try:
             return await finding
@@ -166,34 +173,25 @@ class Judge:
             )
 
     async def _finding(self, row: Request, item: Item) -> AnswerFinding:
-        if not row.ok:
-            if row.error_kind == "timeout":
-                outcome = VerdictOutcome.TIMED_OUT
-            else:
-                outcome = VerdictOutcome.FAILED
-            return AnswerFinding(outcome, row.error or row.error_kind or "")
+        if row.error_kind == "timeout":
+            return AnswerFinding(VerdictOutcome.TIMED_OUT, row.error or row.error_kind)
+        if row.error_kind is not None:
+            return AnswerFinding(VerdictOutcome.FAILED, row.error or row.error_kind)
         answer = row.answer or ""
         reasoning = row.reasoning or ""
         parts = await look_at(answer + reasoning, lambda: split_answer(answer, row.reasoning))
         if row.answer is None and row.reasoning is None:
             finding = AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
         elif not parts.text.strip():
-            if row.output_tokens is None:
-                tokens = "nothing but"
-            else:
-                tokens = f"{row.output_tokens} tokens of"
-            if parts.reasoning:
-                silence = f"{tokens} reasoning, no answer"
-            else:
-                silence = "an empty answer"
+            silence = _silence_words(row, has_reasoning=bool(parts.reasoning))
             finding = AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
         else:
-            finding = await self._said(parts.text, item)
+            finding = await self._judge_answer_text(parts.text, item)
         if row.finish_reason == "length":
             return _truncated(row, item, finding)
         return finding
 
-    async def _said(self, text: str, item: Item) -> AnswerFinding:
+    async def _judge_answer_text(self, text: str, item: Item) -> AnswerFinding:
         checker = item.checker
         if not checker.is_executed:
             passed, detail = await look_at(text, lambda: read_check(checker, text))
@@ -219,8 +217,8 @@ class Judge:
 
 
 async def _run(sandbox: Sandbox, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
-    """Again where the sandbox itself failed: a busy machine may lose a run, and that is not the
-    model's fault.
+    """Run the script, again where the sandbox itself failed: a busy machine may lose a run, and
+    that is not the model's fault.
     """
     for _ in range(_TRIES - 1):
         with suppress(SkepError):
@@ -229,14 +227,23 @@ async def _run(sandbox: Sandbox, script: SandboxScript, limits: SandboxLimits) -
     return await sandbox.run(script, limits)
 
 
+def _silence_words(row: Request, *, has_reasoning: bool) -> str:
+    """Say what came instead of an answer."""
+    if not has_reasoning:
+        return "an empty answer"
+    if row.output_tokens is None:
+        return "nothing but reasoning, no answer"
+    return f"{row.output_tokens} tokens of reasoning, no answer"
+
+
 @cache
 def _harness() -> bytes:
     return files("skep.quality").joinpath("harness.py").read_bytes()
 
 
 def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
-    """Read the harness's report; without a report there is no pass, whatever was printed or
-    returned.
+    """Return what the harness reports. Without its report there is no pass, whatever was printed
+    or returned.
     """
     marked = (
         line for line in reversed(result.stdout.splitlines()) if line.startswith(mark.encode())
@@ -250,31 +257,26 @@ def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
         ScriptEnding.TOO_MUCH_OUTPUT,
     ):
         return AnswerFinding(VerdictOutcome.EXCEEDED, result.ending.value)
-    last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    how = f"with {result.exit_code}"
     if result.ending is ScriptEnding.KILLED:
         how = f"by signal {result.signal}"
-    else:
-        how = f"with {result.exit_code}"
-    return AnswerFinding(
-        VerdictOutcome.BROKEN,
-        f"ended {how} before there was a report{f': {last}' if last else ''}",
-    )
+    detail = f"ended {how} before there was a report"
+    last_line = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if last_line:
+        detail = f"{detail}: {last_line}"
+    return AnswerFinding(VerdictOutcome.BROKEN, detail)
 
 
 def _truncated(row: Request, item: Item, finding: AnswerFinding) -> AnswerFinding:
-    """A cut answer is a failure by itself; that the checks passed all the same is worth
-    knowing.
-    """
+    """Return the finding about an answer that was cut: a failure, even if its checks passed."""
     tokens = row.output_tokens
-    allowed = item.max_tokens
     if tokens is None:
         why = "cut at the limit"
+    elif tokens < item.max_tokens:
+        why = f"cut after {tokens} of {item.max_tokens} tokens: the context of its slot was full"
     else:
         why = f"cut at the limit of {tokens} tokens"
-    if tokens is not None and tokens < allowed:
-        why = f"cut after {tokens} of {allowed} tokens: the context of its slot was full"
+    check_result = finding.detail or finding.outcome.value
     if finding.outcome.passed:
         check_result = "the checks pass all the same"
-    else:
-        check_result = finding.detail or finding.outcome.value
     return replace(finding, outcome=VerdictOutcome.TRUNCATED, detail=f"{why}; {check_result}")

@@ -2,13 +2,14 @@
 answers.
 
 The sample is the repeats of a level. Right answers are compared over all levels together, item by
-item: a run has so few of them that only a collapse can show."""
+item: a run has so few of them that only a collapse can be seen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.bench.compare import strict_confidence, worse_beyond
 from skep.bench.metrics import Comparison, by_repeat, task_tok_s, ttft_values
@@ -27,7 +28,6 @@ from skep.stats.versus import Judgement, judge
 from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
 from skep.store.verdicts import Verdict
-from skep.units import Interval
 
 TTFT = "TTFT of turn 1"
 CONVERSATION = "conversation time"
@@ -44,7 +44,7 @@ class MixedFigure(msgspec.Struct, frozen=True):
 
 
 class MixedSide(msgspec.Struct, frozen=True):
-    """A run with all that its comparison takes.
+    """A run with all that a comparison needs of it.
 
     `limited`: levels at which the client was the limit.
     """
@@ -67,30 +67,33 @@ class MixedSide(msgspec.Struct, frozen=True):
         return [value for value in values if value is not None and value > 0]
 
     def answers(self) -> dict[tuple[int, int, str], bool]:
-        """Return whether each item passed, by level and repeat.
+        """Return whether each item passed, by level, repeat and item.
 
-        A turn that was not asked did not.
+        A turn that was not asked counts as failed.
         """
         passed = {
             (verdict.level, verdict.repeat, verdict.item): verdict.passed
             for verdict in self.verdicts
             if verdict.level
         }
-        for level in self.summary.levels if passed else ():
+        if not passed:
+            return passed
+        for level in self.summary.levels:
             repeats = by_repeat(row for row in self.rows if row.level == level.concurrency)
             for repeat, rows in repeats.items():
-                passed |= {
-                    (level.concurrency, repeat, item): False for item in turns_not_asked(rows)
-                }
+                for item in turns_not_asked(rows):
+                    passed[level.concurrency, repeat, item] = False
         return passed
 
 
 class MixedComparison(msgspec.Struct, frozen=True):
-    """`worse`: figures of B that are worse by more than was allowed, at 95 % over all of them
-    together.
+    """How B compares with A.
 
-    `answers` is None where an answer of neither, or of one only, was judged. `unfinished` has the
-    levels at which A never finished the conversation while B did, and those of B."""
+    `worse`: figures of B that are worse by more than was allowed, at 95 % over all of them
+    together. `answers` is None where an answer of neither, or of one only, was judged.
+    `unfinished` has the levels at which A never finished the conversation while B did, and those
+    of B.
+    """
 
     found: Sequence[Comparison]
     worse: Sequence[Comparison]
@@ -99,24 +102,24 @@ class MixedComparison(msgspec.Struct, frozen=True):
 
     @property
     def better(self) -> str | None:
-        """Return "A" or "B": who does this work better; None: neither is shown to.
+        """Return "A" or "B", the side that does this work better; None: neither is shown to.
 
         More right answers go before a conversation that is finished, and that before speed: a
         conversation must be faster at some level and slower at none. Where no answer of either
-        passed, speed is worth nothing."""
+        passed, speed is worth nothing.
+        """
         if self.none_passed:
             return None
-        answers = {Judgement.WORSE: "A", Judgement.BETTER: "B"}.get(self.answers_judgement)
-        if answers is None and any(self.unfinished):
-            of_a, of_b = self.unfinished
-            if of_a and of_b:
-                return None
-            return "B" if of_a else "A"
-        faster = {Judgement.WORSE: "A", Judgement.BETTER: "B"}
-        sooner = {
-            name for judgement, name in faster.items() if self.judged(CONVERSATION, judgement)
-        }
-        return answers or (sooner.pop() if len(sooner) == 1 else None)
+        if self.answers_judgement is Judgement.WORSE:
+            return "A"
+        if self.answers_judgement is Judgement.BETTER:
+            return "B"
+        unfinished_a, unfinished_b = self.unfinished
+        if unfinished_a or unfinished_b:
+            return _only("A" if unfinished_b else None, "B" if unfinished_a else None)
+        slower_b = self.judged(CONVERSATION, Judgement.WORSE)
+        faster_b = self.judged(CONVERSATION, Judgement.BETTER)
+        return _only("A" if slower_b else None, "B" if faster_b else None)
 
     @property
     def none_passed(self) -> bool:
@@ -124,7 +127,9 @@ class MixedComparison(msgspec.Struct, frozen=True):
 
     @property
     def answers_judgement(self) -> Judgement:
-        """B against A: whether one-sided bounds of 95 % leave out that they are equal."""
+        """Return how B's answers stand against A's, by whether one-sided bounds of 95 % leave out
+        that they are equal.
+        """
         if self.answers is None:
             return Judgement.UNKNOWN
         if self.answers.high < 0:
@@ -139,6 +144,13 @@ class MixedComparison(msgspec.Struct, frozen=True):
             for comparison in self.found
             if comparison.metric == metric and comparison.judgement is judgement
         ]
+
+
+def _only(a: str | None, b: str | None) -> str | None:
+    """Return the one that is given; None for both or none."""
+    if a and b:
+        return None
+    return a or b
 
 
 def _first_turn(rows: Sequence[Request]) -> list[Request]:
@@ -167,16 +179,21 @@ FIGURES: tuple[MixedFigure, ...] = (
 
 
 def load_mixed(store: Store, run: StoredRun) -> MixedSide:
-    """Raises UserError where nothing was measured."""
-    if run.state is RunState.DONE:
-        why = ""
-    else:
-        why = run.error or f"the run is {run.state.value}"
+    """Load a run with its figures. Raises UserError where nothing was measured."""
+    why_incomplete = ""
+    if run.state is not RunState.DONE:
+        why_incomplete = run.error or f"the run is {run.state.value}"
     rows = store.requests(run.id)
     verdicts = store.verdicts(run.id)
     facts = store.level_facts(run.id)
     summary = mixed_summary(
-        run.id, run.model, rows, verdicts, simulated=run.simulated, incomplete=why, facts=facts
+        run.id,
+        run.model,
+        rows,
+        verdicts,
+        simulated=run.simulated,
+        incomplete=why_incomplete,
+        facts=facts,
     )
     if not summary.levels:
         raise nothing_measured(run)
@@ -187,21 +204,24 @@ def load_mixed(store: Store, run: StoredRun) -> MixedSide:
 
 
 def compare_mixed(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> MixedComparison:
-    """B against A at the levels that both have. `allowed`: a share by which B may be worse."""
+    """Compare B with A at the levels that both have.
+
+    `allowed`: the share by which B may be worse.
+    """
     comparisons = _compared(a, b, 0.95)
     strict = _compared(a, b, strict_confidence(len(comparisons)))
     unfinished = (_never_finished(a, b), _never_finished(b, a))
     return MixedComparison(comparisons, worse_beyond(allowed, strict), _answers(a, b), unfinished)
 
 
-def _never_finished(side: MixedSide, mixed_side: MixedSide) -> list[int]:
-    """Return the levels at which no conversation of this side was finished, while one of the other
-    was.
+def _never_finished(side: MixedSide, against: MixedSide) -> list[int]:
+    """Return the levels at which no conversation of a side was finished, while one of the side it
+    is held against was.
     """
-    shared = ((level, mixed_side.level(level.concurrency)) for level in side.summary.levels)
+    pairs = ((level, against.level(level.concurrency)) for level in side.summary.levels)
     return [
         level.concurrency
-        for level, partner in shared
+        for level, partner in pairs
         if level.primary_s is None and partner is not None and partner.primary_s is not None
     ]
 
@@ -218,40 +238,42 @@ def _compared(a: MixedSide, b: MixedSide, confidence: float) -> list[Comparison]
 def _compared_figure(
     figure: MixedFigure, level: int, a: MixedSide, b: MixedSide, confidence: float
 ) -> Comparison:
-    up = figure.higher_is_better
-    shown_a, shown_b = (
-        None if (summary := side.level(level)) is None else figure.of_level(summary)
-        for side in (a, b)
+    level_a = a.level(level)
+    level_b = b.level(level)
+    unjudged = Comparison(
+        concurrency=level,
+        metric=figure.name,
+        a=None if level_a is None else figure.of_level(level_a),
+        b=None if level_b is None else figure.of_level(level_b),
+        ratio=None,
+        judgement=Judgement.UNKNOWN,
+        higher_is_better=figure.higher_is_better,
     )
     limited = [name for name, side in (("A", a), ("B", b)) if level in side.limited]
-    ratio: Interval | None = None
-    judgement = Judgement.UNKNOWN
-    why = f"the client was the limit in {' and '.join(limited)}"
-    if not limited:
-        of_a = a.figures(figure, level)
-        of_b = b.figures(figure, level)
-        ratio, judgement = judge(of_a, of_b, higher_is_better=up, confidence=confidence)
-        nothing = [name for name, values in (("A", of_a), ("B", of_b)) if not values]
-        counts = (
-            f"{len(of_a)} of {_repeats(a, level)} repeats (A) and {len(of_b)} of "
-            f"{_repeats(b, level)} (B)"
-        )
-        several = min(_repeats(a, level), _repeats(b, level)) > 1
-        if several:
-            why = f"only {counts} came to an end"
-        else:
-            why = ONE_REPEAT
-        if nothing:
-            why = f"not measured in {' and '.join(nothing)}"
-    return Comparison(
-        level,
-        figure.name,
-        shown_a,
-        shown_b,
-        ratio,
-        judgement,
-        why if judgement is Judgement.UNKNOWN else "",
-        up,
+    if limited:
+        return replace(unjudged, why=f"the client was the limit in {' and '.join(limited)}")
+    values_a = a.figures(figure, level)
+    values_b = b.figures(figure, level)
+    ratio, judgement = judge(
+        values_a, values_b, higher_is_better=figure.higher_is_better, confidence=confidence
+    )
+    if judgement is Judgement.UNKNOWN:
+        why = _why_unknown(values_a, values_b, _repeats(a, level), _repeats(b, level))
+        return replace(unjudged, ratio=ratio, why=why)
+    return replace(unjudged, ratio=ratio, judgement=judgement)
+
+
+def _why_unknown(
+    values_a: Sequence[float], values_b: Sequence[float], repeats_a: int, repeats_b: int
+) -> str:
+    without_values = [name for name, values in (("A", values_a), ("B", values_b)) if not values]
+    if without_values:
+        return f"not measured in {' and '.join(without_values)}"
+    if min(repeats_a, repeats_b) <= 1:
+        return ONE_REPEAT
+    return (
+        f"only {len(values_a)} of {repeats_a} repeats (A) "
+        f"and {len(values_b)} of {repeats_b} (B) came to an end"
     )
 
 
@@ -264,10 +286,11 @@ def _answers(a: MixedSide, b: MixedSide) -> PairedDifference | None:
     """Return the difference of right answers of the same item, at the same level and in the same
     repeat.
     """
-    of_a = a.answers()
-    of_b = b.answers()
+    answers_a = a.answers()
+    answers_b = b.answers()
     pairs: dict[str, list[tuple[bool, bool]]] = {}
-    for place, passed in of_a.items():
-        if place in of_b:
-            pairs.setdefault(place[-1], []).append((passed, of_b[place]))
+    for place, passed in answers_a.items():
+        if place in answers_b:
+            _, _, item = place
+            pairs.setdefault(item, []).append((passed, answers_b[place]))
     return paired_difference(pairs) if pairs else None

@@ -32,7 +32,7 @@ PRIMARY_TRAFFIC = "primary"
 SIDE_TRAFFIC = "side"
 NOT_ASKED = "not asked"  # beside the outcomes of verdicts
 MEMORY = "memory"  # the name of the fact
-# of the whole conversation, against C=1
+# Times of the whole conversation, against C=1.
 QUICK_SLOWDOWN = 1.5
 MOST_SLOWDOWN = 2.5
 
@@ -44,9 +44,8 @@ class AxisRule(msgspec.Struct, frozen=True):
     """How one axis is computed: a figure of a level, and what it is divided by."""
 
     name: str
-    figure: (
-        str  # "ttft_ms" is of turn 1; "side" and "turns" count answers; others are of the level
-    )
+    # "ttft_ms" is of turn 1; "side" and "turns" count answers; others are of the level.
+    figure: str
     unit: str
     # "alone over loaded" | "loaded over C times alone" | "share passed" | "share left free"
     rule: str
@@ -74,15 +73,15 @@ def _item(task: Mapping[str, Any], texts: Mapping[str, str]) -> Item:
 
 
 def _filled(text: str, texts: Mapping[str, str]) -> str:
-    """With each `<<name>>` replaced by that text,
-    and each `<<repr name>>` by its Python literal.
+    """Return the text with each `<<name>>` replaced by the text of that name, and each
+    `<<repr name>>` by its Python literal.
     """
 
-    def filling(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         part = _filled(texts[match[2]].strip(), texts)
         return repr(part) if match[1] else part
 
-    return re.sub(r"<<(repr )?(\w+)>>", filling, text)
+    return re.sub(r"<<(repr )?(\w+)>>", replacement, text)
 
 
 _DATA = tomllib.loads(files(__package__).joinpath("coding.toml").read_text("utf-8"))
@@ -128,9 +127,8 @@ class MixedLevel(msgspec.Struct, frozen=True):
     seconds_per_task: float | None  # wall time over answers that passed; None: none did
     held_share: float | None  # of the primary's time with all side tasks in flight
     outcomes: tuple[tuple[str, int], ...] = ()
-    passed_tok_s: float | None = (
-        None  # tokens of the answers that passed over wall time; None: not judged or counted
-    )
+    # Tokens of the answers that passed over wall time; None: not judged or counted.
+    passed_tok_s: float | None = None
 
     @property
     def tasks(self) -> tuple[TaskFigures, ...]:
@@ -148,17 +146,16 @@ class MixedLevel(msgspec.Struct, frozen=True):
 
     @property
     def passed_per_minute(self) -> float | None:
-        """None: no answer passed."""
+        """Return the answers that passed a minute; None: no answer passed."""
         if self.seconds_per_task:
             return 60 / self.seconds_per_task
         return None
 
     def slowdown(self, alone: MixedLevel | None) -> float | None:
-        """Time of the conversation over that at C=1."""
-        base = None if alone is None else alone.primary_s
-        if self.primary_s is not None and base:
-            return self.primary_s / base
-        return None
+        """Return the time of the conversation over that at C=1; None: one was not finished."""
+        if alone is None or self.primary_s is None or not alone.primary_s:
+            return None
+        return self.primary_s / alone.primary_s
 
 
 class Axis(msgspec.Struct, frozen=True):
@@ -171,9 +168,9 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """How many side tasks.
+    """How many side tasks to run beside a conversation. None: no level would do.
 
-    None: no level would do. `reasons` has one line a level, with figures.
+    `reasons` has one line a level, with figures.
     """
 
     # Of the level at which a conversation takes at most 2.5 times as long as alone.
@@ -185,7 +182,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """Of the GPUs in use at full load, all programs counted."""
+    """Memory of the GPUs in use at full load, all programs counted."""
 
     used_bytes: int
     total_bytes: int
@@ -218,9 +215,9 @@ def mixed_summary(
     incomplete: str = "",
     facts: Sequence[LevelFact] = (),
 ) -> MixedSummary:
-    """`incomplete`: why the run was cut short.
+    """Return the figures of a run. Without verdicts, nothing is said about what passed.
 
-    Without verdicts, nothing is said about what passed.
+    `incomplete`: why the run was cut short.
     """
     verdict_by_key = {
         (verdict.level, verdict.repeat, verdict.index): verdict for verdict in verdicts
@@ -238,7 +235,7 @@ def mixed_summary(
 
 
 def _memory_use(fact: object) -> MemoryUse | None:
-    """Return None for what another version of skep may have stored."""
+    """Return the fact as it was stored; None for a form that another version of skep stored."""
     try:
         return msgspec.convert(fact, MemoryUse)
     except msgspec.ValidationError:
@@ -246,108 +243,133 @@ def _memory_use(fact: object) -> MemoryUse | None:
 
 
 def axes_of(levels: Sequence[MixedLevel], memory: MemoryUse | None = None) -> tuple[Axis, ...]:
-    """`levels` in order of C; full load is the last of them."""
+    """Return all axes. `levels` are in order of C; full load is the last of them."""
     solo = next((level for level in levels if level.concurrency == 1), None)
+    full = None
     if levels and levels[-1].concurrency > 1:
         full = levels[-1]
-    else:
-        full = None
-    return tuple(
-        _memory_axis(rule, memory) if rule.rule == "share left free" else _axis(rule, solo, full)
-        for rule in AXES
-    )
+
+    def axis_of(rule: AxisRule) -> Axis:
+        if rule.rule == "share left free":
+            return _memory_axis(rule, memory)
+        if rule.rule == "share passed":
+            return _passed_axis(rule, full)
+        return _speed_axis(rule, solo, full)
+
+    return tuple(map(axis_of, AXES))
 
 
 def _memory_axis(rule: AxisRule, memory: MemoryUse | None) -> Axis:
     if memory is None or not memory.total_bytes:
         return Axis(rule.name, rule.definition, None, "not measured")
+    free_share = max(0.0, 1 - memory.used_bytes / memory.total_bytes)
     in_use = f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} in use"
-    return Axis(
-        rule.name, rule.definition, max(0.0, 1 - memory.used_bytes / memory.total_bytes), in_use
+    return Axis(rule.name, rule.definition, free_share, in_use)
+
+
+def _passed_axis(rule: AxisRule, full: MixedLevel | None) -> Axis:
+    tasks: Sequence[TaskFigures] = getattr(full, rule.figure, ())
+    passed = sum(task.passed for task in tasks)
+    judged = sum(task.judged for task in tasks)
+    if full is None or not judged:
+        return Axis(rule.name, rule.definition, None, "not measured")
+    words = f"{passed} of {judged} at C={full.concurrency}"
+    return Axis(rule.name, rule.definition, passed / judged, words)
+
+
+def _speed_axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None) -> Axis:
+    alone = getattr(solo, rule.figure, None)
+    loaded = getattr(full, rule.figure, None)
+    if not alone or not loaded or full is None:
+        return Axis(rule.name, rule.definition, None, "not measured")
+    if rule.rule == "loaded over C times alone":
+        share = loaded / (full.concurrency * alone)
+    else:
+        share = alone / loaded
+    words = (
+        f"{_figure_words(loaded, rule)} at C={full.concurrency}, "
+        f"{_figure_words(alone, rule)} at C=1"
     )
+    return Axis(rule.name, rule.definition, min(1.0, share), words)
 
 
-def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None) -> Axis:
-    value = None
-    shown = "not measured"
-    if rule.rule == "share passed":
-        parts: Sequence[TaskFigures] = getattr(full, rule.figure, ())
-        passed = sum(part.passed for part in parts)
-        judged = sum(part.judged for part in parts)
-        if full is not None and judged:
-            value = passed / judged
-            shown = f"{passed} of {judged} at C={full.concurrency}"
-        return Axis(rule.name, rule.definition, value, shown)
-    alone, loaded = (getattr(level, rule.figure, None) for level in (solo, full))
-    if alone and loaded and full is not None:
-        is_rate = rule.rule == "loaded over C times alone"
-        value = min(1.0, loaded / (full.concurrency * alone) if is_rate else alone / loaded)
-        shown = f"{_said(loaded, rule)} at C={full.concurrency}, {_said(alone, rule)} at C=1"
-    return Axis(rule.name, rule.definition, value, shown)
-
-
-def _said(value: float, rule: AxisRule) -> str:
+def _figure_words(value: float, rule: AxisRule) -> str:
     if rule.unit == "s":
         return format_seconds(value)
     return f"{value:,.1f} {rule.unit}"
 
 
 def advice_of(levels: Sequence[MixedLevel]) -> Advice:
-    """`levels` in order of C."""
+    """Return the advice, by `levels` in order of C."""
     solo = next((level for level in levels if level.concurrency == 1), None)
-    judged = sum(part.judged for level in levels for part in level.tasks)
     if solo is None:
-        return Advice(
-            None,
-            None,
-            ("C=1 was not measured: there is nothing to compare the other levels with",),
+        return _no_advice(
+            "C=1 was not measured: there is nothing to compare the other levels with"
         )
     if solo.primary_s is None:
-        return Advice(None, None, ("the conversation was never finished at C=1",))
+        return _no_advice("the conversation was never finished at C=1")
+    judged = sum(part.judged for level in levels for part in level.tasks)
     if not judged:
-        return Advice(
-            None, None, ("no answer was judged: skep does not choose a level by speed alone",)
-        )
+        return _no_advice("no answer was judged: skep does not choose a level by speed alone")
     if not any(part.passed for level in levels for part in level.tasks):
-        return Advice(
-            None,
-            None,
-            (f"none of {judged} answers passed, at any level: no level does this work",),
+        return _no_advice(
+            f"none of {judged} answers passed, at any level: no level does this work"
         )
     best = solo
     reasons = []
     below = None
     for level in levels:
-        rate = level.passed_per_minute or 0.0
-        taken = level.slowdown(solo)
-        faults = []
-        if taken is None or taken > MOST_SLOWDOWN:
-            faults.append(f"more than {MOST_SLOWDOWN}x of C=1")
-        if below is not None and rate <= (below.passed_per_minute or 0.0):
-            faults.append(f"no more finished than at C={below.concurrency}")
-        best = best if faults else level
+        faults = _faults_of(level, solo, below)
+        if not faults:
+            best = level
+        reasons.append(_reason_of(level, solo, faults))
         below = level
-        facts = [
-            "the conversation was never finished"
-            if taken is None
-            else f"the conversation takes {taken:.2f}x of C=1",
-            f"{rate:.1f} passed tasks a minute",
-            *(
-                [f"{level.passed_tok_s:.0f} tok/s in answers that passed"]
-                if level.passed_tok_s is not None
-                else []
-            ),
-            *([f"not advised: {', '.join(faults)}"] if faults else []),
-        ]
-        reasons.append(f"C={level.concurrency}: {'; '.join(facts)}")
-    quick = _quick_side_tasks(levels, solo)
-    batch = _batch_side_tasks(levels)
-    return Advice(best.concurrency, best.name, tuple(reasons), quick, batch)
+    return Advice(
+        concurrency=best.concurrency,
+        level=best.name,
+        reasons=tuple(reasons),
+        quick_side_tasks=_quick_side_tasks(levels, solo),
+        batch_side_tasks=_batch_side_tasks(levels),
+    )
+
+
+def _no_advice(reason: str) -> Advice:
+    return Advice(None, None, (reason,))
+
+
+def _faults_of(level: MixedLevel, solo: MixedLevel, below: MixedLevel | None) -> list[str]:
+    """Return what speaks against a level. `below`: the level before it."""
+    faults = []
+    slowdown = level.slowdown(solo)
+    if slowdown is None or slowdown > MOST_SLOWDOWN:
+        faults.append(f"more than {MOST_SLOWDOWN}x of C=1")
+    if below is not None and _passed_rate(level) <= _passed_rate(below):
+        faults.append(f"no more finished than at C={below.concurrency}")
+    return faults
+
+
+def _passed_rate(level: MixedLevel) -> float:
+    return level.passed_per_minute or 0.0
+
+
+def _reason_of(level: MixedLevel, solo: MixedLevel, faults: Sequence[str]) -> str:
+    """Return the line of a level: its figures, and what speaks against it."""
+    slowdown = level.slowdown(solo)
+    if slowdown is None:
+        facts = ["the conversation was never finished"]
+    else:
+        facts = [f"the conversation takes {slowdown:.2f}x of C=1"]
+    facts.append(f"{_passed_rate(level):.1f} passed tasks a minute")
+    if level.passed_tok_s is not None:
+        facts.append(f"{level.passed_tok_s:.0f} tok/s in answers that passed")
+    if faults:
+        facts.append(f"not advised: {', '.join(faults)}")
+    return f"C={level.concurrency}: {'; '.join(facts)}"
 
 
 def _quick_side_tasks(levels: Sequence[MixedLevel], solo: MixedLevel) -> int:
-    """Return the most side tasks of which some pass, and beside which the conversation stays
-    quick.
+    """Return the highest number of side tasks of which some pass, and beside which the
+    conversation stays quick.
     """
     quick = [
         level.concurrency - 1
@@ -369,48 +391,60 @@ def _batch_side_tasks(levels: Sequence[MixedLevel]) -> int | None:
 def _level(
     concurrency: int, rows: Sequence[Request], verdict_by_key: Mapping[Key, Verdict]
 ) -> MixedLevel:
-    repeats = by_repeat(rows)
+    repeats = by_repeat(rows).values()
+    not_asked: Counter[str] = Counter()
     if verdict_by_key:
-        not_asked = Counter(
-            item for repeat in repeats.values() for item in turns_not_asked(repeat)
-        )
-    else:
-        not_asked = Counter()
-    turns = tuple(_task(item.id, rows, verdict_by_key, not_asked[item.id]) for item in PRIMARY)
-    side = tuple(_task(item.id, rows, verdict_by_key) for item in SIDE[: concurrency - 1])
-    totals = [
-        taken_s for repeat in repeats.values() if (taken_s := conversation_s(repeat)) is not None
+        not_asked.update(item for repeat in repeats for item in turns_not_asked(repeat))
+    verdicts = _verdicts_of(rows, verdict_by_key)
+    conversation_times = [
+        taken_s for repeat in repeats if (taken_s := conversation_s(repeat)) is not None
     ]
-    wall_s = sum(map(wall_of, repeats.values()))
+    wall_s = sum(map(wall_of, repeats))
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
-    right = sum(
-        row.output_tokens or 0
-        for row in rows
-        if (verdict := verdict_by_key.get(_key(row))) and verdict.passed
-    )
-    verdicts = [verdict for row in rows if (verdict := verdict_by_key.get(_key(row))) is not None]
     passed = sum(verdict.passed for verdict in verdicts)
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    outcomes = tuple(
-        (outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]
-    )
-    outcomes += ((NOT_ASKED, not_asked.total()),) if not_asked else ()
     return MixedLevel(
         name=LEVEL_NAMES.get(concurrency, f"C={concurrency}"),
         concurrency=concurrency,
         repeats=len(repeats),
-        turns=turns,
-        side=side,
-        primary_s=_median(totals),
-        primary_low_s=min(totals, default=None),
-        primary_high_s=max(totals, default=None),
+        turns=tuple(_task(item.id, rows, verdict_by_key, not_asked[item.id]) for item in PRIMARY),
+        side=tuple(_task(item.id, rows, verdict_by_key) for item in SIDE[: concurrency - 1]),
+        primary_s=_median(conversation_times),
+        primary_low_s=min(conversation_times, default=None),
+        primary_high_s=max(conversation_times, default=None),
         wall_s=wall_s,
         aggregate_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
         seconds_per_task=wall_s / passed if passed else None,
-        held_share=_held_share(concurrency - 1, repeats.values()),
-        outcomes=outcomes,
-        passed_tok_s=right / wall_s if verdicts and tokens and wall_s > 0 else None,
+        held_share=_held_share(concurrency - 1, repeats),
+        outcomes=_outcomes(verdicts, not_asked.total()),
+        passed_tok_s=(
+            _passed_tokens(rows, verdict_by_key) / wall_s
+            if verdicts and tokens and wall_s > 0
+            else None
+        ),
     )
+
+
+def _verdicts_of(rows: Iterable[Request], verdict_by_key: Mapping[Key, Verdict]) -> list[Verdict]:
+    return [verdict for row in rows if (verdict := verdict_by_key.get(_key(row))) is not None]
+
+
+def _outcomes(verdicts: Sequence[Verdict], not_asked: int) -> tuple[tuple[str, int], ...]:
+    """Return how often each outcome came about, with the turns that were not asked."""
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    outcomes = [(outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]]
+    if not_asked:
+        outcomes.append((NOT_ASKED, not_asked))
+    return tuple(outcomes)
+
+
+def _passed_tokens(rows: Iterable[Request], verdict_by_key: Mapping[Key, Verdict]) -> int:
+    """Return the output tokens of the answers that passed."""
+    tokens = 0
+    for row in rows:
+        verdict = verdict_by_key.get(_key(row))
+        if verdict is not None and verdict.passed:
+            tokens += row.output_tokens or 0
+    return tokens
 
 
 def conversation_s(rows: Iterable[Request]) -> float | None:
@@ -422,11 +456,11 @@ def conversation_s(rows: Iterable[Request]) -> float | None:
 
 
 def turns_not_asked(rows: Iterable[Request]) -> list[str]:
-    """Return the turns of one repeat that were not asked as the one before failed. They count as
-    failed.
+    """Return the turns of one repeat that were not asked because the turn before them failed.
 
-    A conversation that was cut off from outside, without a failed turn, says nothing about later
-    turns."""
+    They count as failed. A conversation that was cut off from outside, without a failed turn, says
+    nothing about later turns.
+    """
     turns = _turns(rows)
     if not turns or turns[-1].ok:
         return []
@@ -445,7 +479,7 @@ def _task(
     not_asked: int = 0,
 ) -> TaskFigures:
     rows = [row for row in level_rows if row.kind == item]
-    verdicts = [verdict for row in rows if (verdict := verdict_by_key.get(_key(row))) is not None]
+    verdicts = _verdicts_of(rows, verdict_by_key)
     return TaskFigures(
         item=item,
         title=TITLES[item],
@@ -467,17 +501,18 @@ def _held_share(side_tasks: int, repeats: Iterable[Sequence[Request]]) -> float 
     """
     if side_tasks < 1:
         return None
-    held = total = 0.0
+    held_s = 0.0
+    total_s = 0.0
     for repeat in repeats:
         sides = [(row.started_s, row.ended_s) for row in repeat if row.traffic == SIDE_TRAFFIC]
         for row in _turns(repeat):
-            total += row.ended_s - row.started_s
-            held += _time_with(side_tasks, sides, (row.started_s, row.ended_s))
-    return held / total if total > 0 else None
+            total_s += row.ended_s - row.started_s
+            held_s += _time_with(side_tasks, sides, (row.started_s, row.ended_s))
+    return held_s / total_s if total_s > 0 else None
 
 
 def _time_with(count: int, spans: Iterable[Span], within: Span) -> float:
-    """Return how long at least `wanted` spans lie over each other inside another one."""
+    """Return for how long at least `count` spans overlap inside the span `within`."""
     low, high = within
     cut = [(max(low, begin), min(high, end)) for begin, end in spans]
     edges = sorted(edge for begin, end in cut if begin < end for edge in ((begin, 1), (end, -1)))

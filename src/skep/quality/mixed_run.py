@@ -1,5 +1,5 @@
-"""The mixed workload: a coding conversation of three turns with 0, 1, 2 or 4 side tasks beside it,
-then judged.
+"""The mixed workload: a coding conversation of three turns with 0, 1, 2 or 4 side tasks beside it.
+The answers are then judged.
 
     warm up -> every level once, up; once more, down; ... -> the answers are executed -> figures
 
@@ -7,7 +7,7 @@ Each side task is sent once, at the moment of the first turn.
 
 Prompts are the same at every level, so a prompt cache would flatter the later ones: the first line
 of every request is a tag of its own. Inside a conversation the tag stays, and the cache works as
-it does in life."""
+it does in practice."""
 
 from __future__ import annotations
 
@@ -54,15 +54,14 @@ class MixedPlan(msgspec.Struct, frozen=True):
     timeout_s: float = 900.0
 
     def course(self) -> list[tuple[int, int]]:
-        """(level, repeat): up in the first repeat, down in the second, and so on, so that a drift
-        hits all alike.
+        """Return (level, repeat) in order: up in the first repeat, down in the second, and so on,
+        so that a drift hits all levels alike.
         """
-        up = sorted(self.levels)
-        return [
-            (level, repeat)
-            for repeat in range(self.repeats)
-            for level in (up[::-1] if repeat % 2 else up)
-        ]
+        course = []
+        for repeat in range(self.repeats):
+            levels = sorted(self.levels, reverse=repeat % 2 == 1)
+            course += [(level, repeat) for level in levels]
+        return course
 
 
 async def run_mixed(
@@ -76,15 +75,15 @@ async def run_mixed(
     meter: PowerMeter | None = None,
     memory: ReadMemory = lambda: None,
 ) -> MixedSummary:
-    """Faults of single requests become rows. Items are stored first: a run cut short can be judged
-    later.
+    """Ask all levels, judge the answers and return the figures.
 
-    `memory` reads what the GPUs hold once all levels were asked: an engine keeps what it took.
+    Faults of single requests become rows. Items are stored first: a run cut short can be judged
+    later. `memory` reads what the GPUs hold once all levels were asked: an engine keeps what it
+    took.
     """
     items = items_of(plan.levels)
-    async with Recording(
-        store, endpoint, host, _identity(plan, items, sandbox, endpoint, host)
-    ) as recording:
+    identity = _identity(plan, items, sandbox, endpoint, host)
+    async with Recording(store, endpoint, host, identity) as recording:
         store.append_items(recording.run_id, items)
         widest = max(plan.levels)
         session = RunSession(
@@ -150,26 +149,24 @@ class MixedRound:
                 group.create_task(self._run_side_task(place))
 
     async def _run_conversation(self) -> None:
-        """Answers become part of what is asked next, reasoning does not. A failed turn ends it."""
+        """Ask turn after turn. Answers become part of the next request, reasoning does not.
+
+        A failed turn ends the conversation.
+        """
         messages: list[dict[str, str]] = []
         for turn, item in enumerate(PRIMARY):
-            messages = [
-                *messages,
-                *(
-                    [dict(message) for message in item.messages]
-                    if turn
-                    else self._tagged(item, "primary")
-                ),
-            ]
+            if turn == 0:
+                question = self._tagged(item, "primary")
+            else:
+                question = [dict(message) for message in item.messages]
+            messages = [*messages, *question]
             row, answer = await self._ask(
                 item, turn, PRIMARY_TRAFFIC, messages, session=0, turn=turn
             )
             if not row.ok:
                 return
-            messages = [
-                *messages,
-                {"role": "assistant", "content": split_answer(answer, None).text},
-            ]
+            text = split_answer(answer, None).text
+            messages = [*messages, {"role": "assistant", "content": text}]
 
     async def _run_side_task(self, place: int) -> None:
         item = SIDE[place]
@@ -178,27 +175,37 @@ class MixedRound:
     async def _ask(
         self, item: Item, index: int, traffic: str, messages: list[dict[str, str]], **turn: Any
     ) -> tuple[Request, str]:
-        place = (self._level, self._repeat, index, item.id)
-        how: dict[str, Any] = {"temperature": TEMPERATURE, "traffic": traffic, **turn}
-        row, answer = await self._sender.ask(BenchTask(*place, messages, item.max_tokens, **how))
+        task = BenchTask(
+            level=self._level,
+            repeat=self._repeat,
+            index=index,
+            kind=item.id,
+            messages=messages,
+            max_tokens=item.max_tokens,
+            temperature=TEMPERATURE,
+            traffic=traffic,
+            **turn,
+        )
+        row, answer = await self._sender.ask(task)
         self._on_row(row)
         return row, answer
 
     def _tagged(self, item: Item, name: str) -> list[dict[str, str]]:
-        """Behind a first line that no other conversation and no other side task has."""
+        """Return the item's messages behind a first line that no other conversation and no other
+        side task has.
+        """
         place = f"{self._plan.seed}/{self._level}/{self._repeat}/{name}"
         messages = [dict(message) for message in item.messages]
-        messages[0]["content"] = (
-            f"Session {hashlib.sha256(place.encode()).hexdigest()[:8]}.\n{messages[0]['content']}"
-        )
+        tag = hashlib.sha256(place.encode()).hexdigest()[:8]
+        messages[0]["content"] = f"Session {tag}.\n{messages[0]['content']}"
         return messages
 
 
 def _identity(
     plan: MixedPlan, items: Sequence[Item], sandbox: Sandbox, endpoint: Endpoint, host: HostFacts
 ) -> Identity:
-    """The fingerprint is equal for repeats: the seed, the address and the number of repeats may
-    differ.
+    """Return the run's identity. Its fingerprint is equal for repeats: the seed, the address and
+    the number of repeats may differ.
     """
     levels = sorted(plan.levels)
     work = {"levels": levels, "temperature": TEMPERATURE, "items": [*map(item_json, items)]}
@@ -210,8 +217,8 @@ def _identity(
         "max_tokens": {item.id: item.max_tokens for item in items},
         "sandbox": sandbox.name,
         "first_line": (
-            "a tag of each conversation and of each side task, so that no prompt is cached from "
-            "another one"
+            "a tag of each conversation and of each side task, "
+            "so that no prompt is cached from another one"
         ),
     }
     return Identity("mixed", fingerprint_of(["mixed", work], endpoint, host), config)

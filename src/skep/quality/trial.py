@@ -1,8 +1,8 @@
-"""Are answers as good at C=N as at C=1? The same items in both, in turns; judged between the timed
-parts.
+"""Are answers as good at C=N as at C=1? The same items are asked in both, in turns, and judged
+between the timed parts.
 
-    warm up -> for each level upward: blocks of base and load in turns -> judge -> claim -> further
-    only while it holds
+    warm up -> for each level upward: blocks of base and load in turns -> judge -> claim
+            -> the next level only while the claim holds
 
 Levels are a fixed sequence: one that does not hold ends the walk, so that what is claimed stays
 true 19 times in 20 however many levels were asked for. A round has every item once in each arm.
@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -49,9 +50,8 @@ from skep.store.verdicts import Verdict
 from skep.workload.items import Item, item_json
 
 BLOCK = 64  # items, at least
-BLOCK_PER_AGENT = (
-    8  # a block begins and ends with fewer than C in flight: that must be a small part of it
-)
+# Items, at least: a block begins and ends with fewer than C in flight, a small part of it.
+BLOCK_PER_AGENT = 8
 LLAMA = frozenset({"embedded", "xllamacpp", "llamacpp", "llama.cpp", "llama-server"})
 VLLM = frozenset({"vllm"})
 
@@ -77,7 +77,7 @@ class TrialPlan(msgspec.Struct, frozen=True):
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Walked upward."""
+        """Return the levels in the order in which they are walked: upward."""
         return tuple(sorted({level for level in self.concurrency if level > 1}))
 
 
@@ -91,39 +91,50 @@ class ItemPass(msgspec.Struct, frozen=True):
     def task(
         self, item: Item, index: int, temperature: float, fields: Mapping[str, Any]
     ) -> BenchTask:
-        """`fields`: of the request beside its own."""
-        place = (self.level, self.repeat, index, item.id)
-        messages = [dict(message) for message in item.messages]
-        how: dict[str, Any] = {"temperature": temperature, "traffic": self.arm, "body": fields}
-        return BenchTask(*place, messages, item.max_tokens, **how)
+        """Return the task that asks an item. `fields`: further ones of the request."""
+        return BenchTask(
+            level=self.level,
+            repeat=self.repeat,
+            index=index,
+            kind=item.id,
+            messages=[dict(message) for message in item.messages],
+            max_tokens=item.max_tokens,
+            temperature=temperature,
+            traffic=self.arm,
+            body=fields,
+        )
 
 
 def passes_of_round(begun: Counter[int], level: int, *, again: bool) -> dict[str, ItemPass]:
-    """Number the passes as they are `begun`, by level.
+    """Return the passes of a round by arm, numbered after those that are `begun` at each level.
 
     `again`: C=1 twice, which shows what changes by itself.
     """
+    arms = {BASE: 1, AGAIN: 1, LOAD: level}
+    if not again:
+        del arms[AGAIN]
     passes: dict[str, ItemPass] = {}
-    for arm, width in ((BASE, 1), *([(AGAIN, 1)] if again else []), (LOAD, level)):
+    for arm, width in arms.items():
         passes[arm] = ItemPass(width, begun[width], arm)
         begun[width] += 1
     return passes
 
 
 def blocks_of(count: int, level: int) -> list[tuple[int, int]]:
-    """From and to, of `count` items: none smaller than a block unless there is but one."""
+    """Return begin and end of each block of `count` items. Only a single block may be small."""
     size = max(BLOCK, BLOCK_PER_AGENT * level)
     number = max(1, count // size)
-    return [
-        (place * size, (place + 1) * size if place + 1 < number else count)
-        for place in range(number)
-    ]
+    edges = [*(place * size for place in range(number)), count]
+    return list(pairwise(edges))
 
 
 def order_of(
     arms: Mapping[str, ItemPass], seed: int, level: int, round_: int, block: int
 ) -> list[ItemPass]:
-    """One way in this block, the other way in the next; a coin of the seed says which begins."""
+    """Return the passes in the order of this block: one way in it, the other way in the next.
+
+    The seed decides which way comes first.
+    """
     first = Random(f"{seed}/{level}").randrange(2)
     forth = [arms[arm] for arm in (BASE, LOAD, AGAIN) if arm in arms]
     if (first + round_ + block) % 2 == 0:
@@ -134,20 +145,21 @@ def order_of(
 def uncached(
     engine_facts: Mapping[str, Any], pass_: ItemPass, index: int, salt: str
 ) -> dict[str, Any]:
-    """Return what keeps an engine from answering out of its prompt cache, which would flatter the
-    second arm.
+    """Return the fields of a request that keep an engine from using its prompt cache, which would
+    flatter the second arm.
 
     llama.cpp takes `cache_prompt`: false, and gives other greedy answers with a cache than
     without; vLLM takes a `cache_salt`, here one of its own for each request. Of other engines the
-    cached share is reported. `told`: by an endpoint of itself: "vllm 0.19.1", or several where a
-    gateway stands before them."""
+    cached share is reported. `engine_facts`: what an endpoint tells of itself, such as
+    "vllm 0.19.1", or several engines where a gateway stands before them.
+    """
     names = {
         name.strip().partition(" ")[0].lower()
         for name in str(engine_facts.get("engine", "")).split(",")
     }
-    fields: dict[str, Any] = (
-        {"cache_prompt": False} if names & LLAMA or "build" in engine_facts else {}
-    )
+    fields: dict[str, Any] = {}
+    if names & LLAMA or "build" in engine_facts:
+        fields["cache_prompt"] = False
     if names & VLLM:
         fields["cache_salt"] = f"{salt}-{pass_.level}-{pass_.repeat}-{index}"
     return fields
@@ -160,12 +172,11 @@ OnLevel = Callable[[QualitySummary], None]
 def _identity(
     plan: TrialPlan, bank: str, items: Sequence[Item], endpoint: Endpoint, host: HostFacts
 ) -> Identity:
-    """The fingerprint is equal for repeats: the seed of the order and the endpoint's address may
-    differ.
+    """Return the run's identity. Its fingerprint is equal for repeats: the seed of the order and
+    the endpoint's address may differ.
     """
-    digest = hashlib.sha256(
-        json.dumps(sorted(json.dumps(item_json(item)) for item in items)).encode()
-    ).hexdigest()
+    documents = sorted(json.dumps(item_json(item)) for item in items)
+    digest = hashlib.sha256(json.dumps(documents).encode()).hexdigest()
     config: dict[str, Any] = {
         **to_builtins(plan),
         "bank": bank,
@@ -179,8 +190,8 @@ def _identity(
 
 @dataclass(eq=False)
 class QualityTrial:
-    """Faults of single requests become rows and verdicts; what ends the run is raised, the rows so
-    far kept.
+    """Runs a trial. Faults of single requests become rows and verdicts; an error that ends the run
+    is raised, and the rows so far are kept.
     """
 
     _plan: TrialPlan
@@ -199,8 +210,8 @@ class QualityTrial:
         self._begun: Counter[int] = Counter()  # passes, by level
         self._salt = secrets.token_hex(8)
         self._verdicts: list[Verdict] = []
-        self._block_began = 0.0  # the one under way
-        self._spent_s = 0.0  # in whole blocks of this level
+        self._block_began = 0.0  # when the block under way began
+        self._spent_s = 0.0  # time in whole blocks of this level
 
     async def run(self) -> QualitySummary:
         plan = self._plan
@@ -209,13 +220,14 @@ class QualityTrial:
         identity = _identity(plan, self._bank.name, self._items, endpoint, self._host)
         async with Recording(self._store, endpoint, self._host, identity) as self._recording:
             self._store.append_items(self._recording.run_id, self._items)
-            how: dict[str, Any] = {
-                "timeout_s": plan.timeout_s,
-                "widest": widest,
-                "meter": self.meter,
-            }
             self._session = RunSession(
-                endpoint, self._recording, self.on_progress, extra_fields=self._outlook, **how
+                endpoint,
+                self._recording,
+                self.on_progress,
+                widest=widest,
+                extra_fields=self._outlook,
+                timeout_s=plan.timeout_s,
+                meter=self.meter,
             )
             async with self._session.open():
                 # Other prompts than the items', so that none of those is known beforehand.
@@ -224,23 +236,26 @@ class QualityTrial:
                 )
                 for level in plan.levels:
                     await self._walk(level)
-                    if await self._judged() is not Claim.HOLDS:
+                    if await self._judge_level() is not Claim.HOLDS:
                         break
         return self.summary()
 
     def summary(self) -> QualitySummary:
         recording = self._recording
-        plan = self._plan
-        rows = (recording.run_id, recording.rows, self._verdicts, recording.facts, self._items)
-        about: dict[str, Any] = {
-            "bank": self._bank.name,
-            "delta": plan.delta,
-            "levels": plan.levels,
-        }
-        return quality_summary(*rows, **about, simulated=recording.simulated)
+        return quality_summary(
+            recording.run_id,
+            recording.rows,
+            self._verdicts,
+            recording.facts,
+            self._items,
+            bank=self._bank.name,
+            delta=self._plan.delta,
+            levels=self._plan.levels,
+            simulated=recording.simulated,
+        )
 
     async def _walk(self, level: int) -> None:
-        """All rounds of a level."""
+        """Ask all rounds of a level."""
         is_first = level == self._plan.levels[0]
         arms = 3 if is_first else 2
         self._spent_s = 0.0
@@ -251,21 +266,18 @@ class QualityTrial:
         blocks = blocks_of(len(self._items), level)
         for round_ in range(self._plan.repeats):
             passes = passes_of_round(self._begun, level, again=is_first)
+            base = {"level": 1, "repeat": passes[BASE].repeat}
             for pass_ in passes.values():
                 if pass_.arm != BASE:
-                    base = {"level": 1, "repeat": passes[BASE].repeat}
-                    self._recording.add_fact(
-                        LevelFact(pass_.level, pass_.repeat, PAIRED_WITH, base)
-                    )
+                    self._add_fact(pass_, PAIRED_WITH, base)
             for number, (begin, end) in enumerate(blocks):
                 for pass_ in order_of(passes, self._plan.seed, level, round_, number):
                     await self._ask(pass_, begin, end)
                 for pass_ in passes.values():
-                    self._recording.add_fact(
-                        LevelFact(
-                            pass_.level, pass_.repeat, WHOLE_BLOCK, {"begin": begin, "end": end}
-                        )
-                    )
+                    self._add_fact(pass_, WHOLE_BLOCK, {"begin": begin, "end": end})
+
+    def _add_fact(self, pass_: ItemPass, name: str, fact: Mapping[str, Any]) -> None:
+        self._recording.add_fact(LevelFact(pass_.level, pass_.repeat, name, fact))
 
     async def _ask(self, pass_: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=pass_.arm)
@@ -289,10 +301,10 @@ class QualityTrial:
                 f"{self._endpoint.url} answers nothing at C=1: {rows[0].error}", hint=hint
             )
 
-    async def _judged(self) -> Claim | None:
-        """What was asked since the last time; then what may be claimed of the level.
+    async def _judge_level(self) -> Claim | None:
+        """Judge the answers that are not judged yet, and return the claim about the level.
 
-        None: nothing of it is whole.
+        None: no block of it is whole.
         """
         judged = {(verdict.level, verdict.repeat, verdict.index) for verdict in self._verdicts}
         rows = [
@@ -312,8 +324,9 @@ class QualityTrial:
         return None
 
     def _outlook(self) -> dict[str, float | None]:
-        """Return the time left of this level, by what its requests took so far: rough until every
-        width was tried.
+        """Return the time left of this level, by how long its requests took so far.
+
+        That is rough until every width was tried.
         """
         now = self._session.now
         if now.stage != "asking" or not now.done:

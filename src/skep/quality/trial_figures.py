@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ from skep.store.records import LevelFact, Request, RunState, StoredRun
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Item
 
-POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show what holds
+POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show that it holds
 UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
 # points
 LEAST_DELTA = 0.1
@@ -67,9 +66,8 @@ class LevelQuality(msgspec.Struct, frozen=True):
     claim: Claim
     base: ArmFigures
     load: ArmFigures
-    needed_items: int | None = (
-        None  # for delta, by the noise seen here; None where the claim holds
-    )
+    # For delta, by the noise seen here; None where the claim holds.
+    needed_items: int | None = None
     texts_changed: float | None = None  # share of pairs whose answers are not the same text
 
 
@@ -100,15 +98,16 @@ def quality_summary(
     simulated: bool = False,
     incomplete: str = "",
 ) -> QualitySummary:
-    """`levels`: those that were asked for, so that the ones not walked can be named."""
+    """Return the figures of a trial.
+
+    `levels`: those that were asked for, so that the levels not walked can be named.
+    """
     tables = Tables(rows, verdicts, facts, items)
     measured = sorted({level for level, _ in tables.partners if level > 1})
-    walked = tuple(
-        level_quality
-        for level in measured
-        if (level_quality := _level(tables, level, delta)) is not None
-    )
-    held = [level.concurrency for level in walked if level.claim is Claim.HOLDS]
+    qualities = (_level(tables, level, delta) for level in measured)
+    walked = tuple(quality for quality in qualities if quality is not None)
+    walked_levels = {quality.concurrency for quality in walked}
+    held = [quality.concurrency for quality in walked if quality.claim is Claim.HOLDS]
     noise = tables.noise()
     return QualitySummary(
         run_id=run_id,
@@ -119,11 +118,7 @@ def quality_summary(
         noise_texts_changed=_texts_changed(tables, noise),
         levels=walked,
         holds_up_to=max(held, default=None),
-        skipped=tuple(
-            level
-            for level in levels
-            if level > 1 and level not in {walked_level.concurrency for walked_level in walked}
-        ),
+        skipped=tuple(level for level in levels if level > 1 and level not in walked_levels),
         simulated=simulated,
         incomplete=incomplete or tables.cut_short,
     )
@@ -137,17 +132,20 @@ def summary_of_run(
     items: list[Item],
 ) -> QualitySummary:
     """Sum up a stored run, however it ended."""
-    config: dict[str, Any] = {
-        "bank": str(run.config.get("bank", "")),
-        "delta": float(run.config.get("delta", 0.03)),
-        "levels": tuple(run.config.get("concurrency", ())),
-    }
-    if run.state is RunState.DONE:
-        why = ""
-    else:
-        why = run.error or f"the run is {run.state.value}"
+    why_incomplete = ""
+    if run.state is not RunState.DONE:
+        why_incomplete = run.error or f"the run is {run.state.value}"
     return quality_summary(
-        run.id, rows, verdicts, facts, items, **config, simulated=run.simulated, incomplete=why
+        run.id,
+        rows,
+        verdicts,
+        facts,
+        items,
+        bank=str(run.config.get("bank", "")),
+        delta=float(run.config.get("delta", 0.03)),
+        levels=tuple(run.config.get("concurrency", ())),
+        simulated=run.simulated,
+        incomplete=why_incomplete,
     )
 
 
@@ -183,16 +181,17 @@ class Tables:
                 self.cut_short = str(fact["why"])
 
     def pairings(self, level: int) -> list[Pairing]:
-        """Those that are whole; else what there is of the first, so that every item counts as
-        often as the others.
+        """Return the pairings of a level that are whole; if none is, the first that has anything.
+
+        So every item counts as often as the others.
         """
         pairings = [(base, key) for key, base in sorted(self.partners.items()) if key[0] == level]
         whole = [pairing for pairing in pairings if self._is_whole(*pairing)]
         return whole or [pairing for pairing in pairings if self.shared(*pairing)][:1]
 
     def noise(self) -> list[Pairing]:
-        """C=1 against C=1: the pass that was made for it, and each base pass against the one
-        before it.
+        """Return the pairings of C=1 with C=1: the pass that was made for it, and each base pass
+        with the base pass before it.
         """
         again = self.pairings(1)
         if not all(self._is_whole(*pairing) for pairing in again):
@@ -208,7 +207,7 @@ class Tables:
         return next((row.traffic for row in self.rows.get(key, {}).values()), "")
 
     def shared(self, *keys: Key) -> list[int]:
-        """Indexes that were asked and judged in all of these passes, in whole blocks."""
+        """Return the indexes of whole blocks that were asked and judged in all of these passes."""
         judged_indexes = []
         for key in keys:
             whole = {
@@ -220,7 +219,7 @@ class Tables:
         return sorted(set[int].intersection(*judged_indexes))
 
     def walls(self, key: Key, indexes: Iterable[int]) -> float:
-        """Return seconds in which the pass was under way: the sum over its blocks."""
+        """Return the seconds in which the pass was under way: the sum over its blocks."""
         counted = set(indexes)
         rows = self.rows.get(key, {})
         total = 0.0
@@ -243,7 +242,7 @@ def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
     claim = claim_of(difference, delta)
     needed = None
     if claim is Claim.HOLDS and difference.base_rate <= delta:
-        claim = Claim.UNSHOWN  # so little could not be lost: that it was not says nothing
+        claim = Claim.UNSHOWN  # a base of so little cannot lose delta: that says nothing
     if claim is Claim.UNSHOWN and difference.base_rate > delta:  # else more items would not help
         needed = needed_items(delta, discordance_of(difference), len(pairings))
     return LevelQuality(
@@ -263,9 +262,9 @@ def needed_items(delta: float, share: float, repeats: int) -> int:
 
 
 def discordance_of(difference: PairedDifference) -> float:
-    """The share of pairs that differ.
+    """Return the share of pairs that differ.
 
-    None did: as if the next one would, unless that says more than is assumed.
+    If no pair does, count as if the next one would, unless that is more than is assumed.
     """
     changed = difference.lost + difference.gained
     if changed:
@@ -274,8 +273,10 @@ def discordance_of(difference: PairedDifference) -> float:
 
 
 def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:
-    """A request without an answer at C=1 counts as passed there: taken for a wrong answer, it
-    would hide a loss.
+    """Return the difference over all pairs of the pairings.
+
+    A request without an answer at C=1 counts as passed there: taken for a wrong answer, it would
+    hide a loss.
     """
     pairs: dict[str, list[tuple[bool, bool]]] = {}
     for base, partner in pairings:
@@ -292,47 +293,53 @@ def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference
 
 def _texts_changed(tables: Tables, pairings: Sequence[Pairing]) -> float | None:
     """Return the share of answered pairs whose texts differ."""
-    same = changed = 0
+    answered = 0
+    changed = 0
     for base, partner in pairings:
         for index in tables.shared(base, partner):
             before = tables.rows[base][index]
             after = tables.rows[partner][index]
             if before.ok and after.ok and before.answer is not None and after.answer is not None:
-                alike = (before.answer, before.reasoning) == (after.answer, after.reasoning)
-                same = same + alike
-                changed = changed + (not alike)
-    if same + changed:
-        return changed / (same + changed)
-    return None
+                answered += 1
+                changed += (before.answer, before.reasoning) != (after.answer, after.reasoning)
+    if not answered:
+        return None
+    return changed / answered
 
 
 def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]]) -> ArmFigures:
-    rows = [tables.rows[key][index] for key, indexes in parts for index in indexes]
-    verdicts = [tables.verdicts[key][index] for key, indexes in parts for index in indexes]
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    ttft = percentiles(ttft_values(rows))
-    total = percentiles([row.ended_s - row.due_s for row in rows if row.ok])
-    wall_s = sum(tables.walls(key, indexes) for key, indexes in parts)
-    tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
+    """Return the figures of an arm. `parts`: its passes, each with the indexes that count."""
+    rows: list[Request] = []
+    counts: Counter[VerdictOutcome] = Counter()
+    wall_s = 0.0
+    for key, indexes in parts:
+        rows += [tables.rows[key][index] for index in indexes]
+        counts.update(tables.verdicts[key][index].outcome for index in indexes)
+        wall_s += tables.walls(key, indexes)
+    answered = [row for row in rows if row.ok]
+    tokens = sum(row.output_tokens or 0 for row in answered)
+    ttft_ms = percentiles(ttft_values(rows))
+    total_s = percentiles([row.ended_s - row.due_s for row in answered])
     return ArmFigures(
         concurrency=level,
         requests=len(rows),
         outcomes=tuple(
             (outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]
         ),
-        ttft_p50_ms=ttft.p50 if ttft else None,
-        ttft_p95_ms=ttft.p95 if ttft else None,
-        total_p50_s=total.p50 if total else None,
-        total_p95_s=total.p95 if total else None,
+        ttft_p50_ms=ttft_ms.p50 if ttft_ms else None,
+        ttft_p95_ms=ttft_ms.p95 if ttft_ms else None,
+        total_p50_s=total_s.p50 if total_s else None,
+        total_p95_s=total_s.p95 if total_s else None,
         effective_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
         cached_share=cached_share(rows),
     )
 
 
 def points(share: float, digits: int = 1) -> str:
-    """0.031 is "3.1 points"; -0.0 is no minus."""
+    """Return a share in points: 0.031 is "3.1 points"; -0.0 has no minus."""
     value = f"{100 * share + 0.0:.{digits}f}".removesuffix("." + "0" * digits)
-    value = value.removeprefix("-") if float(value) == 0 else value
+    if float(value) == 0:
+        value = value.removeprefix("-")
     if value == "1":
         return f"{value} point"
     return f"{value} points"
@@ -341,31 +348,26 @@ def points(share: float, digits: int = 1) -> str:
 def claim_words(level: LevelQuality, delta: float) -> str:
     difference = level.difference
     if level.claim is Claim.HOLDS:
+        claim = f"no worse than {points(delta)}"
         if difference.high < 0:
-            small = f", though at least {points(-difference.high)} are lost"
-        else:
-            small = ""
-        return f"no worse than {points(delta)}{small}"
+            return f"{claim}, though at least {points(-difference.high)} are lost"
+        return claim
     if level.claim is Claim.LOST:
         return f"worse: at least {points(-difference.high)} lost"
     cut = dict(level.base.outcomes).get(VerdictOutcome.TRUNCATED.value, 0)
     if 2 * cut > level.base.requests:
         return (
-            f"not shown: {cut:,} of {level.base.requests:,} answers at C=1 were cut at the "
-            "token limit; "
-            "--output-tokens gives them more room"
+            f"not shown: {cut:,} of {level.base.requests:,} answers at C=1 were cut at the token "
+            "limit; --output-tokens gives them more room"
         )
     if difference.base_rate <= delta:
         return (
-            f"not shown: C=1 passes {100 * difference.base_rate:.1f} % of the items, so a loss "
-            f"of {points(delta)} "
-            "could not be seen; use an easier bank"
+            f"not shown: C=1 passes {100 * difference.base_rate:.1f} % of the items, "
+            f"so a loss of {points(delta)} could not be seen; use an easier bank"
         )
     needed = level.needed_items
-    items = difference.items
-    if needed is None or needed <= items:
-        remedy = "ask more items"
-    else:
+    remedy = "ask more items"
+    if needed is not None and needed > difference.items:
         remedy = f"about {needed:,} items would be needed"
     return f"not shown: a loss of up to {points(-difference.low)} cannot be excluded; {remedy}"
 
@@ -390,33 +392,27 @@ def conclusion(summary: QualitySummary) -> str:
 
 
 def signed(share: float) -> str:
-    """ "-1.2", "+0.4", "0.0": in points."""
+    """Return a share in points with its sign: "-1.2", "+0.4", "0.0"."""
     value = f"{100 * share:+.1f}"
     return "0.0" if float(value) == 0 else value
 
 
 def outlook(items: int, delta: float, repeats: int, *, available: int | None = None) -> list[str]:
-    """What so many items can show. `available`: how many the bank has."""
+    """Say what so many items can show. `available`: how many the bank has."""
     share = ASSUMED_DISCORDANCE
     needed = needed_items(delta, share, repeats)
     best = delta_shown(items, discordance=share, repeats=repeats, power=POWER)
     often = f", {repeats} times each," if repeats > 1 else ""
     first = (
-        f"to exclude a loss of {points(delta)}, about {needed:,} items{often} are needed if "
-        f"{100 * share:.1f} % of the "
-        f"verdicts change, for better or worse; {items:,} are asked, which can exclude "
-        f"{points(best)}"
+        f"to exclude a loss of {points(delta)}, about {needed:,} items{often} are needed "
+        f"if {100 * share:.1f} % of the verdicts change, for better or worse; "
+        f"{items:,} are asked, which can exclude {points(best)}"
     )
     if items >= needed:
         return [first]
     remedy = _remedy(items, delta, share, available)
-    return [
-        first,
-        (
-            "UNDERPOWERED: expect `not shown`, which says nothing about quality. What helps: "
-            f"{remedy}"
-        ),
-    ]
+    warning = "UNDERPOWERED: expect `not shown`, which says nothing about quality."
+    return [first, f"{warning} What helps: {remedy}"]
 
 
 def _remedy(items: int, delta: float, share: float, available: int | None) -> str:
@@ -425,7 +421,12 @@ def _remedy(items: int, delta: float, share: float, available: int | None) -> st
     if available is None or needed <= available:
         ways.append(f"--items {needed}")
     times = next(
-        (n for n in range(2, MOST_REPEATS + 1) if needed_items(delta, share, n) <= items), None
+        (
+            repeats
+            for repeats in range(2, MOST_REPEATS + 1)
+            if needed_items(delta, share, repeats) <= items
+        ),
+        None,
     )
     if times is not None:
         ways.append(f"--repeats {times}")
@@ -443,16 +444,14 @@ def noise_words(summary: QualitySummary) -> str | None:
     if noise is None:
         return None
     changed = noise.lost + noise.gained
-    texts = summary.noise_texts_changed
-    if texts is None:
-        texts_words = ""
-    else:
-        texts_words = f", {100 * texts:.0f} % of the texts"
+    texts_changed = ""
+    if summary.noise_texts_changed is not None:
+        texts_changed = f", {100 * summary.noise_texts_changed:.0f} % of the texts"
     return (
         f"C=1 against itself: {changed} of {noise.pairs} verdicts changed "
-        f"({100 * changed / noise.pairs:.1f} %){texts_words}; "
-        f"difference {signed(noise.difference)} points ({signed(noise.low)} .. "
-        f"{signed(noise.high)})"
+        f"({100 * changed / noise.pairs:.1f} %){texts_changed}; "
+        f"difference {signed(noise.difference)} points "
+        f"({signed(noise.low)} .. {signed(noise.high)})"
     )
 
 
@@ -465,27 +464,23 @@ def remarks(summary: QualitySummary) -> list[str]:
         (level.concurrency for level in summary.levels if level.claim is not Claim.HOLDS), None
     )
     if summary.skipped:
-        names = ", ".join(f"C={level}" for level in summary.skipped)
-        if stopped is not None:
-            why = f", as C={stopped} does not hold"
-        else:
-            why = ""
-        lines.append(f"not measured: {names}{why}")
+        skipped = ", ".join(f"C={level}" for level in summary.skipped)
+        why = "" if stopped is None else f", as C={stopped} does not hold"
+        lines.append(f"not measured: {skipped}{why}")
     for level in summary.levels:
         if unanswered := sum(
             count for name, count in level.base.outcomes if VerdictOutcome(name) in UNANSWERED
         ):
             lines.append(
-                f"warning: {unanswered} of {level.base.requests} requests at C=1 beside "
-                f"C={level.concurrency} got no "
-                "answer; they are counted as passed there, so that they cannot hide a loss"
+                f"warning: {unanswered} of {level.base.requests} requests at C=1 "
+                f"beside C={level.concurrency} got no answer; "
+                "they are counted as passed there, so that they cannot hide a loss"
             )
         cached = max(level.base.cached_share or 0.0, level.load.cached_share or 0.0)
         if cached > MUCH_CACHED:
             lines.append(
-                f"warning: {100 * cached:.0f} % of the prompts came from a cache beside "
-                f"C={level.concurrency}: "
-                "TTFT is better than with fresh prompts"
+                f"warning: {100 * cached:.0f} % of the prompts came from a cache "
+                f"beside C={level.concurrency}: TTFT is better than with fresh prompts"
             )
     return lines
 
