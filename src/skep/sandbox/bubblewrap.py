@@ -1,4 +1,4 @@
-"""What a sandbox is asked and answers; what a script may use up; how bubblewrap is started."""
+"""Orders to a sandbox and results of it, the limits of a script, and the start of bubblewrap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from skep.sandbox.view import BOX, FOLDER, UID, ScriptView
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Of one run, all its processes together where not said otherwise."""
+    """Limits of one run, for all its processes together where not said otherwise."""
 
     seconds: float = 10.0  # wall time; CPU time is bounded by it too
     memory_bytes: int = 512 << 20
@@ -37,8 +37,8 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxScript:
-    """`argv` for the Python interpreter, in a folder that holds `files` (relative names) and
-    nothing else.
+    """A script to run: `argv` for the Python interpreter, in a folder that holds `files` (relative
+    names) and nothing else.
     """
 
     argv: tuple[str, ...]
@@ -56,7 +56,7 @@ class ScriptEnding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScriptResult:
-    """`stdout` and `stderr` are cut at the limit."""
+    """How a script ended. `stdout` and `stderr` are cut at the limit."""
 
     ending: ScriptEnding
     exit_code: int | None  # None unless it exited
@@ -76,24 +76,33 @@ def pack_order(script: SandboxScript, limits: SandboxLimits) -> bytes:
 
 def unpack_order(line: bytes) -> tuple[SandboxScript, SandboxLimits]:
     order = _unpack(line)
-    argv, files, stdin = order["script"].values()
-    contents = {name: _bytes(data) for name, data in files.items()}
-    return SandboxScript(tuple(argv), contents, _bytes(stdin)), SandboxLimits(**order["limits"])
+    fields = order["script"]
+    script = SandboxScript(
+        argv=tuple(fields["argv"]),
+        files={name: _bytes(text) for name, text in fields["files"].items()},
+        stdin=_bytes(fields["stdin"]),
+    )
+    return script, SandboxLimits(**order["limits"])
 
 
 def pack_result(result: ScriptResult | str) -> bytes:
-    """A text instead of a result says why the script was never started."""
-    return _pack({"failure": result} if isinstance(result, str) else asdict(result))
+    """Write a result; a text instead of it says why the script was never started."""
+    if isinstance(result, str):
+        return _pack({"failure": result})
+    return _pack(asdict(result))
 
 
 def unpack_result(line: bytes) -> ScriptResult | str:
     answer = _unpack(line)
     if "failure" in answer:
         return str(answer["failure"])
-    stdout = _bytes(answer["stdout"])
-    stderr = _bytes(answer["stderr"])
     return ScriptResult(
-        **{**answer, "ending": ScriptEnding(answer["ending"]), "stdout": stdout, "stderr": stderr}
+        ending=ScriptEnding(answer["ending"]),
+        exit_code=answer["exit_code"],
+        signal=answer["signal"],
+        stdout=_bytes(answer["stdout"]),
+        stderr=_bytes(answer["stderr"]),
+        seconds=answer["seconds"],
     )
 
 
@@ -107,7 +116,7 @@ def _pack(document: dict[str, Any]) -> bytes:
 
 
 def _unpack(line: bytes) -> dict[str, Any]:
-    """EOFError where the line is cut short."""
+    """Read such a line. Raises EOFError where it is cut short."""
     if not line.endswith(b"\n"):
         raise EOFError
     return dict(json.loads(line))
@@ -118,7 +127,7 @@ def _bytes(text: str) -> bytes:
 
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
-ETC = {  # what Python asks for, made up
+ETC = {  # files that Python reads, made up
     "/etc/passwd": f"box:x:{UID}:{UID}::{FOLDER}:/nonexistent\n",
     "/etc/group": f"box:x:{UID}:\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -127,10 +136,8 @@ ETC = {  # what Python asks for, made up
 UNSHARED = [f"--unshare-{name}" for name in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
 FILTER = seccomp.program(platform.machine())
 OUR_PROCESSES = 1  # bubblewrap's own first process inside
-COUNTS_BY_NAMESPACE = (
-    5,
-    14,
-)  # from this kernel on, a user namespace counts its own processes only
+# From this kernel on, a user namespace counts its own processes only.
+COUNTS_BY_NAMESPACE = (5, 14)
 MANY_PROCESSES = 4096
 SLACK_BYTES = 512 << 20  # address space that is reserved and never used: arenas, stacks of threads
 
@@ -162,12 +169,12 @@ class Bubblewrap:
         gate_read, self._gate_fd = os.pipe()
         options = [*_options(view, limits, files, etc), "--json-status-fd", str(status_write)]
         options += ["--seccomp", str(gate_read)]
-        passed = [*files.values(), *etc.values(), status_write, gate_read]
-        passed.append(_readable(b"".join(os.fsencode(option) + b"\0" for option in options)))
-        argv = [program, "--args", str(passed[-1]), "--", view.program, *script.argv]
-        user: dict[str, Any] = (
-            {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
-        )
+        arguments = _readable(b"".join(os.fsencode(option) + b"\0" for option in options))
+        passed = [*files.values(), *etc.values(), status_write, gate_read, arguments]
+        argv = [program, "--args", str(arguments), "--", view.program, *script.argv]
+        user: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            user = {"user": uid, "group": uid, "extra_groups": []}
         stdin, stdout, stderr = streams
         try:
             self.process = subprocess.Popen(
@@ -181,26 +188,27 @@ class Bubblewrap:
         self.released_s: float | None = None  # when the script was let go, by the monotonic clock
         self._uid = uid
         self._limits = rlimits(limits, files=len(passed))
-        self._news = b""
+        self._unread = b""  # the beginning of a line of its status
         self._exit_code: int | None = None
         self._failure: str | None = None
 
-    def hear(self) -> bool:
-        """Take in what comes from `status_fd`; False at its end."""
+    def read_status(self) -> bool:
+        """Read what is ready on `status_fd`; return False at its end."""
         try:
-            news = os.read(self.status_fd, 1 << 16)
+            data = os.read(self.status_fd, 1 << 16)
         except BlockingIOError:
             return True
-        *lines, self._news = (self._news + news).split(b"\n")
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in filter(None, lines):
             document = json.loads(line)
             self._exit_code = document.get("exit-code", self._exit_code)
             if "child-pid" in document:
                 self.init_pid = document["child-pid"]
                 self._release(document["child-pid"])
-        return bool(news)
+        return bool(data)
 
     def _release(self, init_pid: int) -> None:
+        """Set the limits of the first process inside, and let the script begin."""
         with contextlib.suppress(OSError):
             # The first to go when memory runs out.
             Path(f"/proc/{init_pid}/oom_score_adj").write_text("1000")
@@ -217,7 +225,7 @@ class Bubblewrap:
         self.released_s = time.monotonic()
 
     def close(self) -> None:
-        """What waits for its filter gets none, and ends."""
+        """Close the pipes. A script that still waits for its filter gets none, and ends."""
         os.close(self.status_fd)
         if self.released_s is None:
             os.close(self._gate_fd)
@@ -231,25 +239,22 @@ class Bubblewrap:
             return self._failure
         if code is None:
             if stderr.startswith(b"bwrap: ") or self.init_pid is None:
-                return (
-                    stderr.decode(errors="replace").strip()
-                    or f"bubblewrap ended with {self.process.returncode}"
-                )
-            return ScriptEnding.KILLED, None, int(signal.SIGKILL)
+                message = stderr.decode(errors="replace").strip()
+                return message or f"bubblewrap ended with {self.process.returncode}"
+            return (ScriptEnding.KILLED, None, int(signal.SIGKILL))
         if 128 < code <= 128 + 64:
             return (ScriptEnding.KILLED, None, code - 128)
         return (ScriptEnding.EXITED, code, None)
 
 
 def prctl(option: int, argument: int) -> None:
-    checked(
-        libc.prctl(ctypes.c_int(option), *map(ctypes.c_ulong, (argument, 0, 0, 0))),
-        f"prctl {option}",
-    )
+    zero = ctypes.c_ulong(0)
+    result = libc.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero, zero, zero)
+    checked(result, f"prctl {option}")
 
 
 def checked(result: int, call: str) -> None:
-    """Raise the OSError that a call of the C library ended with."""
+    """Raise the OSError that a call of the C library ended with, if it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{call}: {os.strerror(number)}")
@@ -258,18 +263,13 @@ def checked(result: int, call: str) -> None:
 def _options(
     view: ScriptView, limits: SandboxLimits, files: dict[str, int], etc: dict[str, int]
 ) -> list[str]:
-    """Everything is put together on a small tmpfs, which is read-only in the end; only the box
-    stays writable.
+    """Return bubblewrap's options.
+
+    Everything is put together on a small tmpfs, which is read-only in the end; only the box stays
+    writable.
     """
-    options = [
-        *UNSHARED,
-        "--new-session",
-        "--die-with-parent",
-        "--uid",
-        str(UID),
-        "--gid",
-        str(UID),
-    ]
+    options = [*UNSHARED, "--new-session", "--die-with-parent"]
+    options += ["--uid", str(UID), "--gid", str(UID)]
     options += ["--hostname", "box", "--clearenv"]
     for name, value in view.env.items():
         options += ["--setenv", name, value]
@@ -300,7 +300,7 @@ def _options(
 
 
 def _readable(data: bytes) -> int:
-    """Return a file without a name that holds `data`, to be read from its beginning."""
+    """Return the descriptor of a nameless file with `data`, to be read from its beginning."""
     fd = os.memfd_create("skep", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
@@ -311,7 +311,7 @@ def _readable(data: bytes) -> int:
 def rlimits(limits: SandboxLimits, *, files: int) -> dict[int, int]:
     """Return the kernel's limits by their number. `files`: how many are open already."""
     return {
-        resource.RLIMIT_NPROC: limits.processes + OUR_PROCESSES + _others(),
+        resource.RLIMIT_NPROC: limits.processes + OUR_PROCESSES + _other_processes(),
         resource.RLIMIT_AS: 2 * limits.memory_bytes + SLACK_BYTES,  # against one sudden allocation
         resource.RLIMIT_FSIZE: limits.disk_bytes,
         resource.RLIMIT_NOFILE: max(limits.open_files, files + 32),
@@ -324,17 +324,16 @@ def rlimits(limits: SandboxLimits, *, files: int) -> dict[int, int]:
 
 
 def apply_as(uid: int, limits: dict[int, int], pid: int) -> None:
-    """Set the limits of another process, never above what is allowed already.
+    """Set the limits of another process, never above the limits that it has already.
 
-    Root may lack the right: it forks.
+    Root may lack the right to do so for a process of `uid`, so it forks and becomes that user.
     """
 
     def apply() -> None:
         for number, value in limits.items():
-            hard = resource.prlimit(pid, number)[1]
-            if hard == resource.RLIM_INFINITY:
-                bound = value
-            else:
+            _, hard = resource.prlimit(pid, number)
+            bound = value
+            if hard != resource.RLIM_INFINITY:
                 bound = min(value, hard)
             resource.prlimit(pid, number, (bound, bound))
 
@@ -351,12 +350,14 @@ def apply_as(uid: int, limits: dict[int, int], pid: int) -> None:
             code = 0
         finally:
             os._exit(code)
-    if os.waitpid(child, 0)[1] != 0:
+    _, status = os.waitpid(child, 0)
+    if status != 0:
         raise OSError(errno.EPERM, f"limits of process {pid}")
 
 
-def _others() -> int:
-    """Room for this user's other processes, which an older kernel counts too."""
+def _other_processes() -> int:
+    """Return the room for this user's other processes, which an older kernel counts too."""
     release = re.match(r"(\d+)\.(\d+)", platform.release())
-    counts_own = release is not None and (int(release[1]), int(release[2])) >= COUNTS_BY_NAMESPACE
-    return 0 if counts_own else MANY_PROCESSES
+    if release is not None and (int(release[1]), int(release[2])) >= COUNTS_BY_NAMESPACE:
+        return 0
+    return MANY_PROCESSES

@@ -1,8 +1,8 @@
 """The launcher: a small process that stays, and starts, feeds, watches and ends each script in a
 thread of its own.
 
-Limits hold however busy skep's event loop is. Whoever loses its parent inside becomes a child of
-the launcher, which ends it. It ends itself when its socket to skep does."""
+Limits hold however busy skep's event loop is. A process that loses its parent inside becomes a
+child of the launcher, which ends it. The launcher ends when its socket to skep is closed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ QUEUES = ("tcp", "tcp6", "udp", "udp6")  # tables that tell what is queued
 
 
 class MemoryWatch:
-    """Opened as soon as the first process of a bubblewrap has its own root."""
+    """Measures the memory that a script uses. It opens as soon as the first process of its
+    bubblewrap has its own root.
+    """
 
     def __init__(self, bubblewrap: Bubblewrap) -> None:
         self._bubblewrap = bubblewrap
@@ -64,8 +66,10 @@ class MemoryWatch:
         return self._box is not None
 
     def over(self, limit_bytes: int) -> bool:
-        """Cheaply at first: forked processes share pages, and only where the plain sum is too much
-        is it divided.
+        """Return whether the script uses more than this.
+
+        Forked processes share pages. The plain sum is cheap, so shared pages are divided only
+        where that sum is too much.
         """
         if not self._open():
             return False
@@ -74,22 +78,25 @@ class MemoryWatch:
         files = box.f_files - box.f_ffree
         if files > MOST_FILES:
             return True
-        kept_bytes = (box.f_blocks - box.f_bfree) * box.f_frsize + files * FILE_BYTES
-        # What sockets hold is the kernel's memory, not a process's: a script could keep gigabytes
-        # there.
-        for table in QUEUES:  # what waits to be sent and to be read
-            lines = [line.split() for line in self._text(f"1/net/{table}").splitlines()[1:]]
-            kept_bytes += sum(
-                int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":")
-            )
-        kept_bytes += self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
+        file_bytes = (box.f_blocks - box.f_bfree) * box.f_frsize + files * FILE_BYTES
+        room_bytes = limit_bytes - file_bytes - self._socket_bytes()
         pids = [pid for pid in self._list(".") if pid.isdigit() and pid != "1"]
-        return (
-            kept_bytes + sum(map(self._plain, pids)) > limit_bytes
-            and kept_bytes + sum(map(self._divided, pids)) > limit_bytes
-        )
+        if sum(map(self._plain, pids)) <= room_bytes:
+            return False
+        return sum(map(self._divided, pids)) > room_bytes
+
+    def _socket_bytes(self) -> int:
+        """Return what sockets hold: memory of the kernel, which a script could fill."""
+        held_bytes = self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
+        for table in QUEUES:
+            _, *lines = self._text(f"1/net/{table}").splitlines() or [b""]
+            for columns in map(bytes.split, lines):
+                if len(columns) > 4:  # bytes to be sent and to be read, "00000000:0000001A"
+                    held_bytes += sum(int(size, 16) for size in columns[4].split(b":"))
+        return held_bytes
 
     def _open(self) -> bool:
+        """Open the folders of the script's root once it has one; return whether they are open."""
         if self._box is not None or self._bubblewrap.init_pid is None:
             return self._box is not None
         root = f"/proc/{self._bubblewrap.init_pid}/root"
@@ -108,34 +115,28 @@ class MemoryWatch:
         return True
 
     def _divided(self, pid: str) -> int:
-        """Return each page divided by the processes that share it; as in `_plain` where the kernel
-        does not tell.
+        """Return the memory of a process, each page divided by the processes that share it.
+
+        As in `_plain` where the kernel does not tell: before 5.4 it has only some of the fields.
         """
         text = self._text(f"{pid}/smaps_rollup")
-        # A kernel before 5.4 has but a part of them.
         shared_bytes = _bytes_of(text, EXACT) if EXACT[0] in text else None
         if shared_bytes is None:
             return self._plain(pid)
         return shared_bytes
 
     def _plain(self, pid: str) -> int:
-        """A process whose first thread has ended keeps its memory, but shows it in the other
-        threads only.
+        """Return the memory of a process, shared pages included.
+
+        A process whose first thread has ended keeps its memory, but shows it in the other threads
+        only.
         """
         used_bytes = _bytes_of(self._text(f"{pid}/status"), CHEAP)
-        if used_bytes is None:
-            texts = [
-                self._text(f"{pid}/task/{thread}/status") for thread in self._list(f"{pid}/task")
-            ]
-            used_bytes = max(
-                (
-                    thread_bytes
-                    for text in texts
-                    if (thread_bytes := _bytes_of(text, CHEAP)) is not None
-                ),
-                default=0,
-            )
-        return used_bytes
+        if used_bytes is not None:
+            return used_bytes
+        threads = self._list(f"{pid}/task")
+        texts = (self._text(f"{pid}/task/{thread}/status") for thread in threads)
+        return max((_bytes_of(text, CHEAP) or 0 for text in texts), default=0)
 
     def _list(self, path: str) -> list[str]:
         with contextlib.suppress(OSError):
@@ -152,7 +153,7 @@ class MemoryWatch:
 
 
 def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:
-    """Return the sum of these fields in bytes. None: it has none of them."""
+    """Return the sum of these fields in bytes; None: the text has none of them."""
     sizes_kib = [int(line.split()[1]) for line in text.splitlines() if line.startswith(fields)]
     return sum(sizes_kib) * 1024 if sizes_kib else None
 
@@ -161,7 +162,7 @@ def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:
 # real one.
 STAGES = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108
 EXIT_WAIT_S = 3.0
-# root runs scripts as one of these: no login, no files; low enough for a container's own mapping
+# Root runs scripts as one of these: no login, no files; low enough for a container's own mapping.
 FIRST_UID = 65100
 UIDS = 300
 LOOK_S = 0.03
@@ -184,8 +185,8 @@ main(setup)
 
 
 def setup_text(fd: int, program: str, view: ScriptView) -> str:
-    """For the standard input of `BEGIN`: an argument could be read by any script whose first
-    process is a fork.
+    """Return the standard input of `BEGIN`. Any script whose first process is a fork could read an
+    argument.
     """
     source = str(Path(__file__).parents[2])
     return json.dumps({"source": source, "fd": fd, "program": program, "view": asdict(view)})
@@ -220,7 +221,7 @@ class SandboxLauncher:
         self._children = threading.Lock()
 
     def run(self) -> None:
-        """Until skep hangs up; runs then have a moment to end what they started."""
+        """Serve until skep hangs up; runs then have a moment to end what they started."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         threads: list[threading.Thread] = []
         while True:
@@ -228,12 +229,10 @@ class SandboxLauncher:
             if not message:
                 break
             threads = [thread for thread in threads if thread.is_alive()]
-            threads.append(
-                threading.Thread(
-                    target=self._serve, args=(socket.socket(fileno=fds[0]),), daemon=True
-                )
-            )
-            threads[-1].start()
+            link = socket.socket(fileno=fds[0])
+            thread = threading.Thread(target=self._serve, args=(link,), daemon=True)
+            threads.append(thread)
+            thread.start()
         deadline = time.monotonic() + EXIT_WAIT_S
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -257,11 +256,8 @@ class SandboxLauncher:
     ) -> ScriptResult | str:
         with SupervisedRun(link, script, limits, self._children) as run:
             with self._children:
-                # Root gives each script a uid of its own outside, others have but theirs.
-                if os.geteuid() == 0:
-                    uid = next(self._uids)
-                else:
-                    uid = os.getuid()
+                # Root gives each script a uid of its own outside; others have only theirs.
+                uid = next(self._uids) if os.geteuid() == 0 else os.getuid()
                 process = run.start(self._program, self._view, uid)
                 self._at_work.add(process.pid)
             try:
@@ -271,25 +267,27 @@ class SandboxLauncher:
             return run.result()
 
     def _end(self, process: subprocess.Popen[bytes], init_pid: int | None) -> None:
-        """Leave no process.
+        """End all processes of a run.
 
-        The first one inside takes all of the others along, and its end waits for theirs.
+        The end of the first process inside ends all of the others, and waits for them.
         """
         process.kill()
         process.wait()
         with self._children:
             self._at_work.discard(process.pid)
-            for orphan in {*children(), *([init_pid] if init_pid else [])} - self._at_work:
-                with contextlib.suppress(
-                    ChildProcessError
-                ):  # no child of this process, or no more
+            orphans = children()
+            if init_pid:
+                orphans.add(init_pid)
+            for orphan in orphans - self._at_work:
+                # It may be no child of this process, or a child no longer.
+                with contextlib.suppress(ChildProcessError):
                     if os.waitpid(orphan, os.WNOHANG)[0] == 0:
                         os.kill(orphan, signal.SIGKILL)
                         os.waitpid(orphan, 0)
 
 
 def children() -> set[int]:
-    """Of each thread. The kernel may leave some out while others end."""
+    """Return the children of each thread. The kernel may leave some out while others end."""
     pids: set[int] = set()
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended
@@ -300,7 +298,7 @@ def children() -> set[int]:
 class SupervisedRun(contextlib.ExitStack):
     """One script in bubblewrap.
 
-    Ends when it does, at a limit, or with the end of `link`, the socket to skep.
+    Ends with the script, at a limit, or when `link`, the socket to skep, is closed.
     """
 
     def __init__(
@@ -347,24 +345,23 @@ class SupervisedRun(contextlib.ExitStack):
         return self._bubblewrap.init_pid
 
     def follow(self) -> None:
-        """Until it has ended, or has to. The script's time begins when bubblewrap may start it."""
+        """Feed and watch the script until it has ended or has to end.
+
+        Its time begins when bubblewrap may start it.
+        """
         bubblewrap = self._bubblewrap
         ended = os.pidfd_open(bubblewrap.process.pid)
         self.callback(os.close, ended)
         self._selector.register(ended, selectors.EVENT_READ)
-        look = self._began
+        next_look_s = self._began
         while self._verdict is None:
             released = bubblewrap.released_s
             if released is None:
                 deadline = self._began + SETUP_S
             else:
                 deadline = released + self._limits.seconds
-            ready = {
-                key.fd
-                for key, _ in self._selector.select(
-                    max(0.0, min(LOOK_S, deadline - time.monotonic()))
-                )
-            }
+            wait_s = max(0.0, min(LOOK_S, deadline - time.monotonic()))
+            ready = {key.fd for key, _ in self._selector.select(wait_s)}
             self._ended = now = time.monotonic()
             if ended in ready:
                 return
@@ -375,32 +372,32 @@ class SupervisedRun(contextlib.ExitStack):
                 if released is None:
                     raise OSError(f"bubblewrap was not ready within {SETUP_S:.0f} s")
                 self._verdict = ScriptEnding.OUT_OF_TIME
-            elif now >= look:
-                look = now + LOOK_S
-                self._look(now)
+            elif now >= next_look_s:
+                next_look_s = now + LOOK_S
+                self._check_memory(now)
 
     def _move(self, ready: set[int]) -> None:
         """Pass on what there is to be read and written."""
         if self._link.fileno() in ready:
-            raise EOFError  # nobody waits for it any more
+            raise EOFError  # nobody waits for the result any more
         for fd in ready & self._outputs.keys():
-            self._take(fd)
+            self._read_output(fd)
         if self._bubblewrap.status_fd in ready:
             with self._children:
-                if not self._bubblewrap.hear():
+                if not self._bubblewrap.read_status():
                     self._selector.unregister(self._bubblewrap.status_fd)
         if not self._stdin.closed and self._stdin.fileno() in ready:
             self._feed()
 
-    def _look(self, now: float) -> None:
+    def _check_memory(self, now: float) -> None:
         if self._watch.over(self._limits.memory_bytes):
             self._verdict = ScriptEnding.OUT_OF_MEMORY
         released = self._bubblewrap.released_s
         if not self._watch.opened and released is not None and now > released + BLIND_S:
             raise OSError("its memory cannot be watched")
 
-    def _take(self, fd: int) -> bool:
-        """False at its end. What is over the limit is not kept."""
+    def _read_output(self, fd: int) -> bool:
+        """Read what is ready; return False at its end. Output over the limit is not kept."""
         try:
             piece = os.read(fd, PIECE)
         except BlockingIOError:
@@ -424,11 +421,13 @@ class SupervisedRun(contextlib.ExitStack):
             self._stdin.close()
 
     def result(self) -> ScriptResult | str:
-        """Return how the script ended, or why it was never started. All writers are gone: what is
-        still in the pipes is all there will be."""
-        self._bubblewrap.hear()
+        """Return how the script ended, or why it was never started.
+
+        All writers are gone, so no more output follows the rest that is in the pipes.
+        """
+        self._bubblewrap.read_status()
         for fd in self._outputs:
-            while self._take(fd):
+            while self._read_output(fd):
                 pass
         stdout, stderr = map(bytes, self._outputs.values())
         seconds = self._ended - (self._bubblewrap.released_s or self._began)
@@ -441,21 +440,18 @@ class SupervisedRun(contextlib.ExitStack):
 
 
 def stage(view: ScriptView, program: str) -> ScriptView:
-    """Every source of the view at a path that any user can reach, in a mount namespace that ends
-    with this process.
+    """Return the view with every source at a path that any user can reach, in a mount namespace
+    that ends with this process.
     """
     checked(libc.unshare(ctypes.c_int(CLONE_NEWNS)), "unshare")
     mount("none", "/", None, MS_SLAVE | MS_REC)
     sources = sorted({*view.binds.values()})
     opened = {source: os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources}
-    # A folder that nothing lies in which the launcher and bubblewrap still read.
-    read = [Path(path) for path in (__file__, sys.prefix, sys.base_prefix, program)]
-    needed = {
-        place
-        for path in read
-        for form in (path, path.resolve())
-        for place in (form, *form.parents)
-    }
+    # The folder that is covered must hold no file that the launcher and bubblewrap still read.
+    needed: set[Path] = set()
+    for path in map(Path, (__file__, sys.prefix, sys.base_prefix, program)):
+        for form in (path, path.resolve()):
+            needed.update((form, *form.parents))
     free = [
         place
         for place in map(Path, STAGES)
@@ -468,7 +464,10 @@ def stage(view: ScriptView, program: str) -> ScriptView:
     places: dict[str, str] = {}
     for number, (source, fd) in enumerate(opened.items()):
         place = Path(covered) / str(number)
-        place.mkdir() if stat.S_ISDIR(os.fstat(fd).st_mode) else place.touch()
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            place.mkdir()
+        else:
+            place.touch()
         mount(f"/proc/self/fd/{fd}", str(place), None, MS_BIND | MS_REC)
         os.close(fd)
         places[source] = str(place)
@@ -478,8 +477,11 @@ def stage(view: ScriptView, program: str) -> ScriptView:
 def mount(
     source: str, target: str, kind: str | None, flags: int, options: str | None = None
 ) -> None:
-    words = [
-        None if word is None else os.fsencode(word) for word in (source, target, kind, options)
-    ]
-    result = libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+    result = libc.mount(
+        os.fsencode(source),
+        os.fsencode(target),
+        None if kind is None else os.fsencode(kind),
+        ctypes.c_ulong(flags),
+        None if options is None else os.fsencode(options),
+    )
     checked(result, f"mount {kind or 'bind'} on {target}")

@@ -1,5 +1,5 @@
-"""The sandbox as its callers see it: tried out when it is opened; runs are handed to a launcher
-that stays, and cancelled by hanging up."""
+"""The sandbox as its callers see it. It is tried out when it is opened; runs are handed to a
+launcher that stays, and cancelled by hanging up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GRACE_S = 30.0  # beyond a run's own limit, for a machine that is very busy
 
 
 class Sandbox:
-    """Whoever asks bounds how many run at once."""
+    """Runs scripts. The caller bounds how many run at once."""
 
     name = "bubblewrap"  # as verdicts tell it
 
@@ -47,7 +47,10 @@ class Sandbox:
     async def run(
         self, script: SandboxScript, limits: SandboxLimits | None = None
     ) -> ScriptResult:
-        """Never raises for what the script does. Cancelled: everything it started is gone."""
+        """Run a script. Never raises for what the script does.
+
+        When the call is cancelled, it returns once every process of the script has ended.
+        """
         try:
             link = self._hand_over()
         except OSError as error:  # no descriptor left, or the launcher died at this moment
@@ -65,7 +68,7 @@ class Sandbox:
         return _result(line)
 
     def try_out(self, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
-        """The same, blocking: for a trial before there is an event loop."""
+        """Run a script and block meanwhile: for a trial before there is an event loop."""
         with self._hand_over() as link:
             self._live.discard(link)
             link.settimeout(limits.seconds + GRACE_S)
@@ -77,7 +80,7 @@ class Sandbox:
         await asyncio.to_thread(self.close_now)
 
     def close_now(self) -> None:
-        """Ends what still runs, and the launcher."""
+        """End the scripts that still run, and the launcher."""
         for link in list(self._live):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
@@ -91,18 +94,20 @@ class Sandbox:
             end_group_of_dead(launcher, wait_s=START_S)
 
     async def _exchange(self, link: socket.socket, order: bytes) -> bytes:
-        """Cancelled: hangs up its half, and waits until the supervisor has cleared away and hung
-        up too.
+        """Send the order and return the answer.
+
+        When it is cancelled, it hangs up its half, and waits until the supervisor has ended the
+        script and hung up too.
         """
         loop = asyncio.get_running_loop()
         link.setblocking(False)
         try:
             await loop.sock_sendall(link, order)
-            return await _everything(loop, link)
+            return await _read_to_end(loop, link)
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
-            ending = asyncio.ensure_future(_everything(loop, link))
+            ending = asyncio.ensure_future(_read_to_end(loop, link))
             while not ending.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.shield(ending)
@@ -112,9 +117,9 @@ class Sandbox:
             raise _failed(str(error)) from error
 
     def _hand_over(self) -> socket.socket:
-        """A new run's socket, whose other end is a supervisor's.
+        """Return a new run's socket, whose other end is a supervisor's.
 
-        The launcher is started anew where it was killed.
+        A launcher that was killed is started anew.
         """
         if self._launcher is None or end_group_of_dead(self._launcher, wait_s=0.0):
             if self._control is not None:
@@ -122,7 +127,7 @@ class Sandbox:
             self._start()
         try:
             return self._ask_supervisor()
-        except ConnectionError:  # it is dying: its socket is closed, and its end is not told yet
+        except ConnectionError:  # it is dying: its socket is closed, its end not reported yet
             self.close_now()
             self._start()
             return self._ask_supervisor()
@@ -163,19 +168,17 @@ class Sandbox:
         self._control = ours
         if message != b"ready":
             self.close_now()
-            why = (
-                message.decode(errors="replace").removeprefix("error: ")
-                or "its launcher ended at once"
-            )
-            raise SkepError(f"the sandbox cannot be set up: {why}")
+            why = message.decode(errors="replace").removeprefix("error: ")
+            raise SkepError(f"the sandbox cannot be set up: {why or 'its launcher ended at once'}")
 
 
 def end_group_of_dead(launcher: subprocess.Popen[bytes], wait_s: float = DYING_S) -> bool:
-    """Kill what a killed launcher left in its process group. False: it lives.
+    """Kill the processes that a killed launcher left in its group. Return False if it lives.
 
     bubblewrap ends with its parent, but where it is killed while it makes its first process, that
-    one waits for ever. The group is killed before the launcher is reaped: afterwards its number
-    may be another's."""
+    process waits for ever. The group is killed before the launcher is reaped: afterwards its
+    number may be another's.
+    """
     if launcher.returncode is None:
         with contextlib.closing(select.epoll()) as ending:
             pidfd = os.pidfd_open(launcher.pid)
@@ -191,7 +194,7 @@ def end_group_of_dead(launcher: subprocess.Popen[bytes], wait_s: float = DYING_S
     return True
 
 
-async def _everything(loop: asyncio.AbstractEventLoop, link: socket.socket) -> bytes:
+async def _read_to_end(loop: asyncio.AbstractEventLoop, link: socket.socket) -> bytes:
     data = bytearray()
     while piece := await loop.sock_recv(link, 1 << 16):
         data += piece
@@ -247,7 +250,7 @@ print("closed")
 def open_sandbox() -> Sandbox:
     """Start a sandbox and try it out.
 
-    UserError, with what to do, where bubblewrap is missing or cannot close it.
+    Raises UserError, with a remedy, where bubblewrap is missing or the trial fails.
     """
     program = shutil.which("bwrap")
     if program is None:
@@ -268,18 +271,17 @@ def open_sandbox() -> Sandbox:
 
 
 def remedy() -> str:
-    """Return what to install or to lift, by what this machine lacks or forbids."""
+    """Return what to install or to allow, by what this machine lacks or forbids."""
     if shutil.which("bwrap") is None:
         return how_to_install("bubblewrap")
     if _says(APPARMOR, "1"):
         return (
-            "AppArmor keeps user namespaces from bubblewrap: `sudo apt install bubblewrap "
-            "apparmor-profiles`, then "
+            "AppArmor keeps user namespaces from bubblewrap: "
+            "`sudo apt install bubblewrap apparmor-profiles`, then "
             "`sudo install -m 644 /usr/share/apparmor/extra-profiles/bwrap-userns-restrict "
             "/etc/apparmor.d/` and "
-            "`sudo apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict`; or, for all "
-            "programs, "
-            "`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`"
+            "`sudo apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict`; "
+            "or, for all programs, `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`"
         )
     if _says(CLONE, "0"):
         return (
@@ -302,7 +304,7 @@ def how_to_install(package: str) -> str:
 
 
 def _failure(sandbox: Sandbox) -> str | None:
-    """Say why a trial in it failed. None: it did not."""
+    """Return why a trial in it failed; None: it did not."""
     try:
         result = sandbox.try_out(SandboxScript(("-c", TRIAL)), TRIAL_LIMITS)
         if result.ok and result.stdout == b"closed\n":
@@ -310,7 +312,8 @@ def _failure(sandbox: Sandbox) -> str | None:
     except (SkepError, OSError) as error:
         return str(error).removeprefix("the sandbox failed: ")
     error_lines = result.stderr.decode(errors="replace").strip().splitlines()
-    return f"a trial in it ended with: {error_lines[-1] if error_lines else result.ending.value}"
+    last_line = error_lines[-1] if error_lines else result.ending.value
+    return f"a trial in it ended with: {last_line}"
 
 
 def _says(path: Path, value: str) -> bool:

@@ -1,5 +1,5 @@
-"""The filter of system calls, as a classic BPF program: what a script of Python never needs and an
-attacker might.
+"""The filter of system calls, as a classic BPF program. It refuses the calls that a script of
+Python never needs and an attacker might.
 
 Refused calls (`seccomp.toml`) fail with an error instead of ending the process, so that libraries
 can fall back. The filter is the second wall: the first are namespaces, in which most of these
@@ -28,21 +28,18 @@ AT_FIRST_ARGUMENT = 16
 AT_SECOND_ARGUMENT = 24
 AT_THIRD_ARGUMENT = 32
 NEW_NAMESPACE = 0x7E020080  # CLONE_NEW*: time, mount, cgroup, uts, ipc, user, pid, net
-FIRST_X32 = (
-    512  # from here on x86_64 has the numbers of its 32-bit twin, which would pass by the table
-)
+# From here on x86_64 has the numbers of its 32-bit variant, which the table does not list.
+FIRST_X32 = 512
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 SOL_SOCKET = 1
-BUFFERS = (
-    7,
-    8,
-    32,
-    33,
-)  # SO_SNDBUF, SO_RCVBUF and their forced forms: how much the kernel keeps for a socket
+# SO_SNDBUF, SO_RCVBUF and their forced forms: how much the kernel keeps for a socket.
+BUFFERS = (7, 8, 32, 33)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
+    """Numbers of an architecture: its own, its column in the tables, those of some calls."""
+
     audit: int
     column: int
     clone: int
@@ -75,9 +72,8 @@ def program(machine: str) -> bytes:
             steps.append(line)
     code = b""
     for number, (operation, value, target) in enumerate(steps):
-        if target is None:
-            distance = 0
-        else:
+        distance = 0
+        if target is not None:
             distance = places[target] - number - 1
         assert 0 <= distance <= 255, (number, target)
         code += struct.pack("=HBBI", operation, distance, 0, value)
@@ -85,7 +81,7 @@ def program(machine: str) -> bytes:
 
 
 def _steps(architecture: Architecture) -> list[Step | str]:
-    """Steps, and between them the names of places that steps go to."""
+    """Return the steps, and between them the names of places that steps jump to."""
     steps: list[Step | str] = [
         (LOAD, AT_ARCH, None),
         (JEQ, architecture.audit, "known"),

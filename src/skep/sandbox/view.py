@@ -1,5 +1,5 @@
-"""What of this machine a script sees: the interpreter that runs skep, its libraries, what is
-installed beside skep.
+"""The part of this machine that a script sees: the interpreter that runs skep, its libraries, and
+the packages installed beside skep.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LINKS = {
     "/dev/stdout": "/proc/self/fd/1",
     "/dev/stderr": "/proc/self/fd/2",
 }
-ENVIRONMENT = "/environment"  # what lies where a script can write is shown below this
+ENVIRONMENT = "/environment"  # files of folders that a script can write to are shown below this
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptView:
-    """What of this machine a script sees. Keys are paths inside."""
+    """The part of this machine that a script sees. Keys are paths inside."""
 
     program: str
     binds: dict[str, str] = field(default_factory=dict)  # with the path outside
@@ -37,12 +37,14 @@ class ScriptView:
 
 
 def view() -> ScriptView:
-    """Show the interpreter that runs this, its libraries and what is installed beside skep.
+    """Return a view with the interpreter that runs this, its libraries and the packages installed
+    beside skep.
 
     All of it is read-only and at its own path, or below ENVIRONMENT where a script's own files
     would hide it. Nothing else of a home folder or of a checkout is there, even where they hold
     the interpreter. A line in a `.pth` file that leads elsewhere (an editable install) leads
-    nowhere inside."""
+    nowhere inside.
+    """
     paths = ShownPaths()
     paths.add_system()
     paths.add_interpreter()
@@ -67,7 +69,7 @@ def path_inside(path: Path) -> Path:
 class ShownPaths:
     """Puts a view together.
 
-    What is there already, inside a bound folder or behind a link, is not added again.
+    A path that is visible already, inside a bound folder or behind a link, is not added again.
     """
 
     def __init__(self) -> None:
@@ -86,7 +88,7 @@ class ShownPaths:
             self._add(path)
 
     def add_interpreter(self) -> None:
-        """With its standard library, by the paths that it looks for it."""
+        """Add the interpreter, and its standard library at the paths where it looks for it."""
         if self._interpreter.is_relative_to("/nix/store"):
             self.binds["/nix/store"] = "/nix/store"
         base = Path(sys.base_prefix)
@@ -101,8 +103,8 @@ class ShownPaths:
                 self._add(folder)
 
     def add_environment(self) -> str:
-        """Return the program of the virtual environment: by what stands beside it, it finds its
-        packages.
+        """Add the virtual environment and return its program, which finds its packages by the
+        files beside it.
         """
         interpreter = str(path_inside(self._interpreter))
         if sys.prefix == sys.base_prefix:
@@ -125,7 +127,7 @@ class ShownPaths:
         return any(path_inside(path).is_relative_to(bound) for bound in self.binds)
 
     def _covers(self, path: Path) -> bool:
-        """Return whether a bound folder shows this path, and what it leads to."""
+        """Return whether a bound folder shows this path, and the file that it leads to."""
         inside = path_inside(path)
         target = path.resolve()
         for bound, source in self.binds.items():
@@ -160,9 +162,8 @@ def _variables(program: str) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
     }
     base = Path(sys.base_prefix)
-    if (
-        path_inside(base) != base
-    ):  # an interpreter that was built for its own path looks for its library there
+    if path_inside(base) != base:
+        # An interpreter that was built for its own path looks for its library there.
         env["LD_LIBRARY_PATH"] = f"{path_inside(base)}/lib"
     if site.getusersitepackages() in sys.path:
         env["PYTHONUSERBASE"] = str(path_inside(Path(site.getuserbase())))

@@ -1,5 +1,5 @@
-"""Where a noisy series went from one level to another. Knows numbers in their order; knows nothing
-of moments.
+"""Where a noisy series went from one level to another. Knows numbers in their order, and nothing
+of when they were measured.
 
 Values are taken as logarithms, so that a change is a share, and clipped at three deviations around
 the middle of the stretch that is looked at: an outlier counts for no more than that. The best cut
@@ -27,7 +27,7 @@ from skep.units import Interval
 FEWEST = 24  # values before anything is said
 SHORTEST = 6  # values of a level: fewer are outliers
 CLIP = 3.0  # deviations
-LEAST = 0.005  # a smaller difference is not told, however sure it is
+LEAST = 0.005  # a smaller difference is not reported, however sure it is
 MOST = 5000  # values that are looked at: more would take too long after every probe
 
 # In 670 series of normal noise, looked at after each of 24 to 336 values, the highest figure of
@@ -41,16 +41,15 @@ APART = 4.7
 # shifts by 3 % than 0 does.
 EXTRA = 0.2
 LONG = 96
-# values up to which the bounds hold; with more there are more looks, and they grow with the
-# logarithm
+# Values up to which the bounds hold; with more there are more looks, and the bounds grow with the
+# logarithm.
 USUAL = 336
 
-_MAD_OF_STEPS = 1.4826 / math.sqrt(
-    2
-)  # the median step between neighbours, times it, is a deviation
-# a spread below it, as a share, is taken as it: equal values have no noise to measure by
+# The median step between neighbours, times this, is a deviation.
+_MAD_OF_STEPS = 1.4826 / math.sqrt(2)
+# A spread below this share counts as this share: equal values have no noise to measure by.
 _FLOOR = 0.0005
-# twice the logarithm of likelihood by which a slope has to beat one step to be called a drift
+# Twice the logarithm of likelihood by which a slope has to beat one step to be called a drift.
 _LINE_BETTER = 4.0
 
 
@@ -72,7 +71,10 @@ class Split(msgspec.Struct, frozen=True):
 
 def changes_in_series(values: Sequence[float]) -> list[Split]:
     """Return the steps of a series, oldest first, without those that a slow drift explains as
-    well. A level that is not above zero has no ratio, and no split."""
+    well.
+
+    A level that is not above zero has no ratio, and no split.
+    """
     if len(values) < FEWEST:
         return []
     scale = _LogScale.of(values)
@@ -80,12 +82,13 @@ def changes_in_series(values: Sequence[float]) -> list[Split]:
     if not cuts:
         return []
     slow = scale.slowness(cuts)
-    cuts = _without_drifts(scale, scale.cuts(slow) if slow > 1 else cuts)
-    return list(_told(scale, values, cuts, slow))
+    if slow > 1:
+        cuts = scale.cuts(slow)
+    return _splits_of(scale, values, _without_drifts(scale, cuts), slow)
 
 
 class _LogScale(msgspec.Struct, frozen=True):
-    """The values as they are weighed: logarithms where all are above zero."""
+    """The values as they are weighed: logarithms if all are above zero."""
 
     xs: Sequence[float]
     spread: float
@@ -102,8 +105,9 @@ class _LogScale(msgspec.Struct, frozen=True):
         return cls(xs, max(_MAD_OF_STEPS * _middle(steps), floor))
 
     def clipped(self, first: int, last: int, cut: int | None = None) -> list[float]:
-        """In deviations from the middle of the stretch; with a cut, clipped outside of its two
-        levels only.
+        """Return a stretch in deviations from its middle, clipped at three deviations around it.
+
+        With a cut, clipped only outside of both its levels.
         """
         part = self.xs[first:last]
         middle = _middle(sorted(part))
@@ -115,18 +119,20 @@ class _LogScale(msgspec.Struct, frozen=True):
         low = low - CLIP * self.spread
         high = high + CLIP * self.spread
         scale = 1 / self.spread
-        if min(part) < low or max(part) > high:
-            part = [low if x < low else high if x > high else x for x in part]  # noqa: FURB136 - thrice as quick
+        # Not min() and max(), which take three times as long.
+        if min(part) < low:
+            part = [low if x < low else x for x in part]  # noqa: FURB136
+        if max(part) > high:
+            part = [high if x > high else x for x in part]  # noqa: FURB136
         return [(x - middle) * scale for x in part]
 
     def _parted(self, first: int, last: int, slow: float) -> list[int]:
-        """Return the cut that stands out, or both ends of a stretch that does, with those of the
-        parts.
+        """Return the cut that stands out, or both ends of a stretch that does, with the cuts of
+        the parts.
         """
-        if last - first >= 2 * SHORTEST:
-            ys = self.clipped(first, last)
-        else:
-            ys = []
+        if last - first < 2 * SHORTEST:
+            return []
+        ys = self.clipped(first, last)
         best_cut = _weighed(ys)
         if best_cut is None:
             return []
@@ -137,9 +143,10 @@ class _LogScale(msgspec.Struct, frozen=True):
                 return []
             cuts = [begin, end]
         edges = [first, *(first + cut for cut in cuts), last]
-        return sorted(
-            {*edges[1:-1], *(cut for a, b in pairwise(edges) for cut in self._parted(a, b, slow))}
-        )
+        all_cuts = set(edges[1:-1])
+        for begin, end in pairwise(edges):
+            all_cuts.update(self._parted(begin, end, slow))
+        return sorted(all_cuts)
 
     def cuts(self, slow: float) -> list[int]:
         """Return each cut at its best place between its neighbours, without those that no longer
@@ -165,18 +172,17 @@ class _LogScale(msgspec.Struct, frozen=True):
         return slowness([self.clipped(a, b) for a, b in pairwise([0, *cuts, len(self.xs)])])
 
 
-class _Best(msgspec.Struct, frozen=True):
+class _BestCut(msgspec.Struct, frozen=True):
+    """The cut in two levels that stands out most."""
+
     cut: int
-    height: (
-        float  # as deviations of a normal figure, less what a short level has to stand out more
-    )
+    # As deviations of a normal figure, less the extra that a short level has to stand out by.
+    height: float
     shares: list[float]  # of the squares that every cut from SHORTEST on explains
 
 
-def _weighed(ys: Sequence[float]) -> _Best | None:
-    """Return the cut in two levels that stands out most; None where there is no room, or nothing
-    but one value.
-    """
+def _weighed(ys: Sequence[float]) -> _BestCut | None:
+    """Return the best cut; None for too few values, or if all of them are equal."""
     n = len(ys)
     if n < 2 * SHORTEST:
         return None
@@ -190,31 +196,29 @@ def _weighed(ys: Sequence[float]) -> _Best | None:
         (so_far - count * mean) ** 2 / (count * (n - count)) * scale
         for count, so_far in enumerate(sums[SHORTEST - 1 : n - SHORTEST], SHORTEST)
     ]
-    best = -math.inf
-    where = 0
+    best_height = -math.inf
+    best_place = 0
     for first, last in _octaves(len(shares)):
         share = max(shares[first:last])
-        height = math.sqrt(_likelihood(n, share)) - _extra(
-            min(first, len(shares) - last) + SHORTEST
-        )
-        if height > best:
-            best = height
-            where = shares.index(share, first)
-    return _Best(where + SHORTEST, best, shares)
+        shorter = min(first, len(shares) - last) + SHORTEST
+        height = math.sqrt(_likelihood(n, share)) - _extra(shorter)
+        if height > best_height:
+            best_height = height
+            best_place = shares.index(share, first)
+    return _BestCut(best_place + SHORTEST, best_height, shares)
 
 
 def _octaves(places: int) -> Iterator[tuple[int, int]]:
-    """Yield all cuts, by the length of the shorter level: from 6, 12, 24, 48 and 96 values on,
-    from either end.
+    """Yield ranges of cuts by the length of the shorter level, from 6, 12, 24, 48 and 96 values
+    on, from either end.
     """
     half = (places + 1) // 2
     start = 0
     length = SHORTEST
     while start < half:
+        end = half
         if length < LONG:
             end = min(2 * length - SHORTEST, half)
-        else:
-            end = half
         yield start, end
         yield max(places - end, half - 1), places - start
         start = end
@@ -222,91 +226,114 @@ def _octaves(places: int) -> Iterator[tuple[int, int]]:
 
 
 def _extra(length: int) -> float:
-    """A short level is looked at anew so much oftener than a long one:
-    it has to stand out more.
+    """Return by how much more a level of this length has to stand out than a long one, which is
+    looked at anew less often.
     """
     return EXTRA * math.log2(max(LONG / length, 1.0))
 
 
 def _apart(ys: Sequence[float]) -> tuple[int, int, float]:
-    """The stretch that stands out most from all the rest, of lengths that double and places a
-    quarter of them apart.
+    """Return begin, end and height of the stretch that stands out most from all the rest.
+
+    Lengths double from one to the next, and places lie a quarter of the length apart.
     """
     n = len(ys)
     sums = [0.0, *accumulate(ys)]
     mean = sums[-1] / n
     total = sum(map(mul, ys, ys)) - n * mean * mean
-    best = 0.0
-    where = (0, 0)
+    best_height = 0.0
+    best_begin = 0
+    best_end = 0
     length = SHORTEST
     while length <= n // 2 and total > 1e-9:
         step = max(2, length // 4)
-        usual = length * mean
-        off = list(
-            map(sub, sums[SHORTEST + length : n - SHORTEST + 1 : step], sums[SHORTEST::step])
-        )
-        if off:
-            highest = max(off)
-            lowest = min(off)
+        sums_at_ends = sums[SHORTEST + length : n - SHORTEST + 1 : step]
+        stretch_sums = list(map(sub, sums_at_ends, sums[SHORTEST::step]))
+        if stretch_sums:
+            usual = length * mean
+            highest = max(stretch_sums)
+            lowest = min(stretch_sums)
             farthest = highest if highest - usual > usual - lowest else lowest
             share = (farthest - usual) ** 2 * n / (length * (n - length) * total)
             height = math.sqrt(_likelihood(n, share)) - _extra(length)
-            if height > best:
-                first = SHORTEST + step * off.index(farthest)
-                best = height
-                where = (first, first + length)
+            if height > best_height:
+                best_height = height
+                best_begin = SHORTEST + step * stretch_sums.index(farthest)
+                best_end = best_begin + length
         length *= 2
-    return *where, best
+    return best_begin, best_end, best_height
 
 
 def _likelihood(n: int, share: float) -> float:
-    """Twice the logarithm of a likelihood ratio, the spread being unknown, of a share of the
-    squares explained.
+    """Return twice the logarithm of the likelihood ratio of a cut that explains this share of the
+    squares, the spread being unknown.
     """
     return -(n - 2.5) * math.log(max(1 - share, 1e-12))
 
 
 def _bound(bound: float, n: int) -> float:
+    """Return the bound for a series of n values: beyond USUAL it grows with the looks."""
     return math.sqrt(bound * bound + 2 * math.log(max(n / USUAL, 1.0)))
 
 
 def _bracket(scale: _LogScale, first: int, cut: int, last: int, slow: float) -> tuple[int, int]:
-    """Every place of the cut is weighed by its likelihood; 2.5 % of the weight is left out on
-    either side.
+    """Return the first and last place where the change may be, with 95 %.
+
+    Every place is weighed by its likelihood; 2.5 % of the weight is left out on either side.
     """
     best_cut = _weighed(scale.clipped(first, last, cut))
     if best_cut is None:
         return cut, cut
     heights = [_likelihood(last - first, share) / (2 * slow * slow) for share in best_cut.shares]
     top = max(heights)
-    sums = list(accumulate(math.exp(height - top) for height in heights))
-    low = next(place for place, part in enumerate(sums) if part >= 0.025 * sums[-1])
-    high = next(place for place, part in enumerate(sums) if part >= 0.975 * sums[-1])
+    weights = list(accumulate(math.exp(height - top) for height in heights))
+    low = next(place for place, weight in enumerate(weights) if weight >= 0.025 * weights[-1])
+    high = next(place for place, weight in enumerate(weights) if weight >= 0.975 * weights[-1])
     return min(first + SHORTEST + low, cut), max(first + SHORTEST + high, cut)
 
 
-def _told(scale: _LogScale, values: Sequence[float], cuts: list[int], slow: float) -> list[Split]:
-    """The cuts with their figures, without those that are too small to tell."""
-    cuts = list(cuts)
+def _splits_of(
+    scale: _LogScale, values: Sequence[float], cuts: Sequence[int], slow: float
+) -> list[Split]:
+    """Return the cuts with their figures, without those that are too small to report."""
+    remaining = list(cuts)
     while True:
-        edges = [0, *cuts, len(values)]
+        edges = [0, *remaining, len(values)]
         splits = []
         for first, cut, last in zip(edges, edges[1:], edges[2:], strict=False):
-            before = values[first:cut]
-            after = values[cut:last]
-            if (ratio := ratio_of_medians(before, after, slow=slow)) is not None:
-                bracket = _bracket(scale, first, cut, last, slow)
-                counts = (len(before), len(after))
-                splits.append(Split(cut, bracket, median(before), median(after), ratio, *counts))
+            split = _split_at(scale, values, first, cut, last, slow)
+            if split is not None:
+                splits.append(split)
         sizes = {split.index: abs(split.ratio.estimate - 1) for split in splits}
-        smallest = min(cuts, key=lambda cut: sizes.get(cut, 0.0), default=None)
+        smallest = min(remaining, key=lambda cut: sizes.get(cut, 0.0), default=None)
         if smallest is None or sizes.get(smallest, 0.0) >= LEAST:
             return splits
-        cuts.remove(smallest)
+        remaining.remove(smallest)
+
+
+def _split_at(
+    scale: _LogScale, values: Sequence[float], first: int, cut: int, last: int, slow: float
+) -> Split | None:
+    before = values[first:cut]
+    after = values[cut:last]
+    ratio = ratio_of_medians(before, after, slow=slow)
+    if ratio is None:
+        return None
+    return Split(
+        index=cut,
+        bracket=_bracket(scale, first, cut, last, slow),
+        before=median(before),
+        after=median(after),
+        ratio=ratio,
+        count_before=len(before),
+        count_after=len(after),
+    )
 
 
 def _without_drifts(scale: _LogScale, cuts: list[int]) -> list[int]:
-    """Runs of steps in the same direction that one straight line explains as well are a drift."""
+    """Return the cuts without drifts: runs of steps in the same direction that one straight line
+    explains as well.
+    """
     edges = [0, *cuts, len(scale.xs)]
     levels = [_middle(sorted(scale.xs[a:b])) for a, b in pairwise(edges)]
     steps: list[int] = []
@@ -327,27 +354,47 @@ def _without_drifts(scale: _LogScale, cuts: list[int]) -> list[int]:
 def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int) -> bool:
     """Return whether a straight line explains the stretch as well as the steps do."""
     xs = scale.xs[first:last]
-    n = last - first
+    room = CLIP * scale.spread
+    floor = len(xs) * (scale.spread / 10) ** 2
+    by_steps = floor + _squares(xs, _step_values(scale, [first, *cuts, last]), room)
+    by_line = floor + _squares(xs, _line_values(xs, room), room)
+    # Every further step could fit by chance.
+    needed = _LINE_BETTER if len(cuts) == 1 else -len(cuts) * math.log(len(xs))
+    return len(xs) * math.log(by_steps / by_line) > needed
+
+
+def _squares(xs: Sequence[float], fitted: Sequence[float], room: float) -> float:
+    """Return the sum of squares of what a fit leaves, each residual clipped to `room`."""
+    return sum(min(abs(x - value), room) ** 2 for x, value in zip(xs, fitted, strict=True))
+
+
+def _step_values(scale: _LogScale, edges: Sequence[int]) -> list[float]:
+    """Return the level of each value between the edges: the mean, with outliers clipped."""
     room = CLIP * scale.spread
     fitted: list[float] = []
-    for part in (scale.xs[a:b] for a, b in pairwise([first, *cuts, last])):
+    for begin, end in pairwise(edges):
+        part = scale.xs[begin:end]
         middle = _middle(sorted(part))
         level = math.fsum(min(max(x, middle - room), middle + room) for x in part) / len(part)
         fitted += [level] * len(part)
+    return fitted
+
+
+def _line_values(xs: Sequence[float], room: float) -> list[float]:
+    """Return the values of the straight line through all of them."""
+    n = len(xs)
     centre = (n - 1) / 2
-    wide = n * (n * n - 1) / 12
+    width = n * (n * n - 1) / 12
+    line: list[float] = []
     steady: Sequence[float] = xs
-    for _ in range(3):  # again with what lies far from the line clipped to it
+    for _ in range(3):  # again with outliers clipped to the line
         height = math.fsum(steady) / n
-        slope = sum((place - centre) * x for place, x in enumerate(steady)) / wide
+        slope = sum((place - centre) * x for place, x in enumerate(steady)) / width
         line = [height + slope * (place - centre) for place in range(n)]
-        steady = [min(max(x, on - room), on + room) for x, on in zip(xs, line, strict=True)]
-    floor = n * (scale.spread / 10) ** 2
-    by_line = floor + sum(min(abs(x - on), room) ** 2 for x, on in zip(xs, line, strict=True))
-    by_steps = floor + sum(min(abs(x - on), room) ** 2 for x, on in zip(xs, fitted, strict=True))
-    # Every further step could fit by chance.
-    needed = _LINE_BETTER if len(cuts) == 1 else -len(cuts) * math.log(n)
-    return n * math.log(by_steps / by_line) > needed
+        steady = [
+            min(max(x, value - room), value + room) for x, value in zip(xs, line, strict=True)
+        ]
+    return line
 
 
 def _middle(ordered: Sequence[float]) -> float:

@@ -61,7 +61,10 @@ HALVINGS = 40
 
 
 def lower_bound(items: Mapping[float, float], *, corrected: bool = True, z: float = Z) -> float:
-    """`items`: how many have which mean difference; counts need not be whole."""
+    """Return the one-sided lower bound of the mean difference.
+
+    `items`: how many have which mean difference; counts need not be whole.
+    """
     low = -1.0
     high = mean_of(items)
     if high <= -1:
@@ -78,7 +81,7 @@ def lower_bound(items: Mapping[float, float], *, corrected: bool = True, z: floa
 
 
 def upper_bound(items: Mapping[float, float], *, corrected: bool = True, z: float = Z) -> float:
-    """Return the mirror image."""
+    """Return the one-sided upper bound, as the mirror image of the lower one."""
     return -lower_bound(
         {-value: count for value, count in items.items()}, corrected=corrected, z=z
     )
@@ -87,8 +90,8 @@ def upper_bound(items: Mapping[float, float], *, corrected: bool = True, z: floa
 def score(
     items: Mapping[float, float], truth: float, *, corrected: bool = True, z: float = Z
 ) -> float:
-    """By how many standard errors the items are better than `truth`, a mean difference below
-    theirs.
+    """Return by how many standard errors the items are better than `truth`, a mean difference
+    below theirs.
     """
     total = sum(items.values())
     shares = _most_likely(items, truth)
@@ -106,22 +109,23 @@ def mean_of(items: Mapping[float, float]) -> float:
 
 
 def _correction(shares: Mapping[float, float], truth: float, variance: float, z: float) -> float:
-    """In items: half a typical step of the sum, and what skewness takes from its tail."""
+    """Return in items: half a typical step of the sum, and what skewness takes from its tail."""
     if variance <= 0:
         return 0.0
+    step = 0.0
     changed = sum(share * abs(value) for value, share in shares.items())
     if changed:
         step = sum(share * value * value for value, share in shares.items()) / changed
-    else:
-        step = 0.0
     skew = sum(share * (value - truth) ** 3 for value, share in shares.items()) / variance
     return step / 2 + (z * z - 1) / 6 * skew
 
 
 def _most_likely(items: Mapping[float, float], truth: float) -> dict[float, float]:
-    """Return the distribution of mean `truth` under which the items are likeliest: each value's
-    share is its count over 1 + tilt * (value - truth). A tilt beyond 1 / (1 + truth) would be less
-    likely than a weight on -1, and whatever that tilt leaves over is such weight."""
+    """Return the distribution of mean `truth` under which the items are likeliest.
+
+    Each value's share is its count over 1 + tilt * (value - truth). A tilt beyond 1 / (1 + truth)
+    would be less likely than a weight on -1, and the share that this tilt leaves is such weight.
+    """
     total = sum(items.values())
     max_tilt = 1 / (1 + truth)
     if items.get(-1.0, 0) <= 0 and _pull(items, truth, max_tilt) >= 0:
@@ -138,7 +142,9 @@ def _most_likely(items: Mapping[float, float], truth: float) -> dict[float, floa
 
 
 def _pull(items: Mapping[float, float], truth: float, tilt: float) -> float:
-    """Falls with the tilt; zero where the tilted mean is `truth`."""
+    """Return the slope of the likelihood: it falls with the tilt, and is zero where the tilted
+    mean is `truth`.
+    """
     return sum(
         count * (value - truth) / (1 + tilt * (value - truth))
         for value, count in items.items()
@@ -147,7 +153,9 @@ def _pull(items: Mapping[float, float], truth: float, tilt: float) -> float:
 
 
 def _root(items: Mapping[float, float], truth: float, max_tilt: float) -> float:
-    """Newton's steps, and a halving wherever one would leave the bracket."""
+    """Return the tilt at which `_pull` is zero, by Newton's steps; a step that would leave the
+    bracket halves it instead.
+    """
     low = 0.0
     high = max_tilt
     tilt = 0.0
@@ -185,8 +193,11 @@ MOST_ITEMS = 10**8
 
 
 def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> PairedDifference:
-    """Of item -> (passed in the base arm, passed under load), one for each repeat. Every item
-    counts the same; one without a pair does not count."""
+    """Return the difference of two arms. `pairs`: by item, (passed in the base arm, passed under
+    load) for each repeat.
+
+    Every item counts the same; an item without a pair does not count.
+    """
     items = [repeats for repeats in pairs.values() if repeats]
     if not items:
         raise ValueError("a difference needs at least one pair")
@@ -210,9 +221,9 @@ def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> Paire
 
 
 def claim_of(difference: PairedDifference, delta: float) -> Claim:
-    """Decide.
+    """Return what may be claimed.
 
-    A loss that is certain but certainly smaller than delta HOLDS: that is what was asked.
+    A loss that is certain but certainly smaller than delta HOLDS: that was the question.
     """
     if difference.low > -delta:
         return Claim.HOLDS
@@ -229,23 +240,26 @@ def items_needed(
     power: float = 0.8,
     correlation: float = ASSUMED_CORRELATION,
 ) -> int:
-    """Return how many must be asked so that the claim is made in `power` of runs, if nothing is
-    lost. `discordance`: share of pairs that differ; `correlation`: of one item's repeats. Even
-    where nothing ever differs about 3.1 / delta are needed, and repeats do not help below that:
-    fewer would hide as many lost items."""
+    """Return how many items must be asked so that the claim is made in `power` of runs, if nothing
+    is lost.
+
+    `discordance`: share of pairs that differ; `correlation`: of one item's repeats. Even where
+    nothing ever differs about 3.1 / delta are needed, and repeats do not help below that: fewer
+    would hide as many lost items.
+    """
     values = _item_values(discordance, repeats, correlation)
 
-    def enough(items: int) -> bool:
+    def is_enough(items: int) -> bool:
         outcome = _unlucky(values, items, power)
         return mean_of(outcome) > -delta and score(outcome, -delta) > Z
 
     high = 1
-    while not enough(high):
+    while not is_enough(high):
         high *= 2
         if high > MOST_ITEMS:
             raise ValueError(f"more than {MOST_ITEMS} items are needed to show {delta}")
     if high > 1:
-        return bisect_left(range(high), True, lo=high // 2 + 1, key=enough)
+        return bisect_left(range(high), True, lo=high // 2 + 1, key=is_enough)
     return 1
 
 
@@ -253,15 +267,16 @@ def delta_shown(
     items: int, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8
 ) -> float:
     """Return the smallest loss that so many items can exclude in `power` of runs."""
-    return -lower_bound(
-        _unlucky(_item_values(discordance, repeats, ASSUMED_CORRELATION), items, power)
-    )
+    values = _item_values(discordance, repeats, ASSUMED_CORRELATION)
+    return -lower_bound(_unlucky(values, items, power))
 
 
 def _item_values(discordance: float, repeats: int, correlation: float) -> dict[float, float]:
-    """How an item's mean difference is spread: a share of `correlation` of the items is the same
-    in all repeats, the repeats of the others are independent. This gives the variance that a
-    correlation stands for."""
+    """Return how an item's mean difference is spread.
+
+    A share of `correlation` of the items is the same in all repeats, the repeats of the others are
+    independent. This gives the variance that a correlation stands for.
+    """
     once = {-1: discordance / 2, 0: 1 - discordance, 1: discordance / 2}
     sums = {0: 1.0}
     for _ in range(repeats):
@@ -277,8 +292,8 @@ def _item_values(discordance: float, repeats: int, correlation: float) -> dict[f
 
 
 def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[float, float]:
-    """Return what is seen if chance goes against it as far as `power` allows: the spread, tilted
-    to that mean.
+    """Return the outcome of a run in which chance goes against the claim as far as `power` allows:
+    the spread, tilted to that mean.
     """
     mean = mean_of(values)
     variance = sum(share * (value - mean) ** 2 for value, share in values.items())

@@ -1,5 +1,5 @@
-"""Location and spread of a sample or of moving windows, and intervals: how far a repeated run
-would move a figure.
+"""Location and spread of a sample or of moving windows, and intervals: by how much a figure would
+change in a repeated run.
 
 For few values, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where
 a share is a difference: the result is the ratio of geometric means, which for a spread of a few
@@ -39,8 +39,12 @@ def percentiles(values: Iterable[float]) -> Percentiles | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    p50, p95, p99 = (at_rank(ordered, q) for q in (50, 95, 99))
-    return Percentiles(p50=p50, p95=p95, p99=p99, mean=fmean(ordered))
+    return Percentiles(
+        p50=at_rank(ordered, 50),
+        p95=at_rank(ordered, 95),
+        p99=at_rank(ordered, 99),
+        mean=fmean(ordered),
+    )
 
 
 def median(values: Iterable[float]) -> float:
@@ -48,8 +52,8 @@ def median(values: Iterable[float]) -> float:
 
 
 def mad(values: Iterable[float]) -> float:
-    """Median absolute deviation from the median, unscaled: multiply by 1.4826 to compare with a
-    deviation.
+    """Return the median absolute deviation from the median, unscaled: multiply by 1.4826 to
+    compare it with a standard deviation.
     """
     sample = list(values)
     middle = median(sample)
@@ -57,7 +61,10 @@ def mad(values: Iterable[float]) -> float:
 
 
 def coefficient_of_variation(values: Iterable[float]) -> float | None:
-    """Sample standard deviation over mean; None below two values or around a mean of zero."""
+    """Return the sample standard deviation over the mean.
+
+    None below two values or around a mean of zero.
+    """
     sample = list(values)
     if len(sample) < 2:
         return None
@@ -73,8 +80,7 @@ def at_rank(ordered: Sequence[float], q: float) -> float:
     below = int(position)
     low = ordered[below]
     high = ordered[min(below + 1, len(ordered) - 1)]
-    # Infinity times zero is no number.
-    if position == below:
+    if position == below:  # infinity times zero is no number
         return low
     return min(high, low + (high - low) * (position - below))
 
@@ -97,16 +103,15 @@ def window_stats(values: Iterable[float]) -> WindowStats | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    p05, p25, middle, p75, p95 = (at_rank(ordered, q) for q in (5, 25, 50, 75, 95))
     return WindowStats(
-        len(ordered),
-        middle,
-        mad(ordered),
-        coefficient_of_variation(ordered),
-        p05,
-        p25,
-        p75,
-        p95,
+        count=len(ordered),
+        median=at_rank(ordered, 50),
+        mad=mad(ordered),
+        cv=coefficient_of_variation(ordered),
+        p05=at_rank(ordered, 5),
+        p25=at_rank(ordered, 25),
+        p75=at_rank(ordered, 75),
+        p95=at_rank(ordered, 95),
         low=ordered[0],
         high=ordered[-1],
     )
@@ -115,13 +120,12 @@ def window_stats(values: Iterable[float]) -> WindowStats | None:
 def rolling_median(
     points: Sequence[tuple[float, float]], width_s: float
 ) -> list[tuple[float, float, float, float]]:
-    """(moment, median, lower quartile, upper quartile) of the `width_s` up to and with each point,
-    oldest first.
+    """Return (moment, median, lower quartile, upper quartile) of the `width_s` up to and with each
+    point, oldest first.
     """
     medians = []
-    window: list[
-        float
-    ] = []  # kept sorted while it moves, so that 20,000 points take a tenth of a second
+    # Kept sorted while it moves, so that 20,000 points take a tenth of a second.
+    window: list[float] = []
     first = 0
     for at, value in points:
         insort(window, value)
@@ -132,14 +136,15 @@ def rolling_median(
     return medians
 
 
-STEPS = 100  # far more than needed: three to ten are
+STEPS = 100  # three to ten are needed
 _TINY = 1e-300
 
 
 @lru_cache(maxsize=4096)
 def t_quantile(confidence: float, freedom: float) -> float:
-    """Return the t for which -t..t holds `confidence` of the distribution: 2.776 for 0.95 and 4
-    degrees of freedom.
+    """Return the t for which -t..t holds `confidence` of the distribution.
+
+    It is 2.776 for 0.95 and 4 degrees of freedom.
     """
     t = NormalDist().inv_cdf((1 + confidence) / 2)
     scale = (
@@ -156,8 +161,9 @@ def t_quantile(confidence: float, freedom: float) -> float:
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
-    """Return the regularised incomplete beta function, from the side where its fraction converges
-    quickly.
+    """Return the regularised incomplete beta function.
+
+    Computed from the side where its continued fraction converges quickly.
     """
     if x <= 0 or x >= 1:
         return float(x >= 1)
@@ -170,16 +176,17 @@ def _beta_share(x: float, a: float, b: float) -> float:
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """1 + d1/(1 + d2/(1 + ...)), from the left by the method of Lentz."""
+    """Return 1 + d1/(1 + d2/(1 + ...)), computed from the left by the method of Lentz."""
     value = 1.0
     above = 1.0
     below = 0.0
     for step in range(1, 500):
         half = step // 2
+        twice = 2 * half
         if step % 2:
-            term = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
+            term = -(a + half) * (a + b + half) * x / ((a + twice) * (a + twice + 1))
         else:
-            term = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
+            term = half * (b - half) * x / ((a + twice - 1) * (a + twice))
         below = 1 / ((1 + term * below) or _TINY)
         above = (1 + term / above) or _TINY
         value *= above * below
@@ -193,8 +200,9 @@ WIDEST = 700.0  # of a logarithm: its exponential is still a float
 
 
 def mean_t_interval(values: Iterable[float]) -> Interval | None:
-    """Return Student's 95 % interval of the mean, for few values of a roughly normal spread; None
-    below two values.
+    """Return Student's 95 % interval of the mean, for few values of a roughly normal spread.
+
+    None below two values.
     """
     sample = sorted(values)
     if len(sample) < 2:
@@ -205,39 +213,39 @@ def mean_t_interval(values: Iterable[float]) -> Interval | None:
 
 
 def runs_interval(values: Iterable[float]) -> Interval | None:
-    """95 %, of the mean over the runs of a level, never below zero; None below three: two values
-    say more.
+    """Return the 95 % interval of the mean over the runs of a level, never below zero.
+
+    None below three runs: two values say more than their interval.
     """
     sample = list(values)
-    if len(sample) >= FEWEST_RUNS:
-        interval = mean_t_interval(sample)
-    else:
-        interval = None
+    if len(sample) < FEWEST_RUNS:
+        return None
+    interval = mean_t_interval(sample)
     if interval is None:
         return None
     return replace(interval, low=max(0.0, interval.low))
 
 
 class MeanEstimate(msgspec.Struct, frozen=True):
-    """A mean with what is known of its error: each part a variance and its degrees of freedom."""
+    """A mean with the parts of its error, each a variance and its degrees of freedom."""
 
     estimate: float
     parts: tuple[tuple[float, float], ...]
 
     @classmethod
     def of(cls, sample: Sequence[float]) -> MeanEstimate:
-        """Needs two values."""
-        return cls(fmean(sample), ((variance(sample) / len(sample), len(sample) - 1),))
+        """Return the mean of a sample of two values at least."""
+        error = variance(sample) / len(sample)
+        return cls(fmean(sample), ((error, len(sample) - 1),))
 
-    def __sub__(self, mean_estimate: MeanEstimate) -> MeanEstimate:
-        return MeanEstimate(
-            self.estimate - mean_estimate.estimate, self.parts + mean_estimate.parts
-        )
+    def __sub__(self, subtrahend: MeanEstimate) -> MeanEstimate:
+        return MeanEstimate(self.estimate - subtrahend.estimate, self.parts + subtrahend.parts)
 
     @property
     def freedom(self) -> float:
-        """By the rule of Welch and Satterthwaite,
-        which gives the plain count for a single part.
+        """Return the degrees of freedom, by the rule of Welch and Satterthwaite.
+
+        For a single part, that is its plain count.
         """
         total = sum(part for part, _ in self.parts)
         if total <= 0:
@@ -254,6 +262,12 @@ class MeanEstimate(msgspec.Struct, frozen=True):
     def as_ratio(self, confidence: float, most_freedom: float = math.inf) -> Interval:
         """Return the interval of the ratio, if this is a mean of logarithms."""
         reach = self.reach(confidence, most_freedom)
+
+        def ratio_at(logarithm: float) -> float:
+            return math.exp(min(logarithm, WIDEST))
+
         return Interval(
-            *(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach))
+            low=ratio_at(self.estimate - reach),
+            estimate=ratio_at(self.estimate),
+            high=ratio_at(self.estimate + reach),
         )

@@ -1,10 +1,10 @@
 """When enough has been measured: of a level, of a warm-up, and of B against A. Knows figures only.
 
-B against A, round by round, until the answer is clear: better, worse, or not to be told apart. A
-round is one start of both with readings in pairs. Readings of one start share what that start was
-like, so the spread between starts is part of the error, however many readings there are. Looked at
-after every round; each look spends its part of the whole chance of a false alarm, so that looking
-often does not make one.
+B against A, round by round, until the answer is clear: better, worse, or not distinguishable. A
+round is one start of both with readings in pairs. Readings of one start share the state of that
+start, so the spread between starts is part of the error, however many readings there are. The test
+looks after every round; each look spends its part of the whole chance of a false alarm, so that
+looking often does not make one.
 
 A level, repeat by repeat, until its interval is tight. A rule that looks after each repeat and
 stops when the interval is tight stops more often on values that agree by luck, so the interval it
@@ -19,7 +19,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, linear_regression, stdev, variance
 
 import msgspec
@@ -27,15 +27,14 @@ import msgspec
 from skep.stats.percentiles import MeanEstimate, mean_t_interval, median, t_quantile
 from skep.units import Interval
 
-# spreads taken for granted until there are figures
+# Spreads that are assumed until there are figures.
 READING = 0.03
 START = 0.012
-# as many values as these guesses are worth
+# The number of values that these assumptions count as.
 _GUESS_READING = 6.0
 _GUESS_START = 2.0
-_CLIP = (
-    3.0  # deviations beyond which a reading is pulled in: a five-prompt outlier must not decide
-)
+# Deviations beyond which a reading is pulled in: an outlier of five prompts must not decide.
+_CLIP = 3.0
 _MOST_FREEDOM = 40.0
 CHANCE = 0.05  # that the true ratio lies outside of the interval at any look
 
@@ -68,7 +67,7 @@ class MeasurementNoise:
         return math.sqrt(self._start_squares / self.start_freedom)
 
     def add_start(self, logs: Sequence[float]) -> None:
-        """The logarithms of one start's readings."""
+        """Learn from the logarithms of one start's readings."""
         if len(logs) < 2:
             return
         clipped = self.clipped(logs)
@@ -77,8 +76,8 @@ class MeasurementNoise:
         self._reading_freedom += len(clipped) - 1
 
     def add_means(self, means: Sequence[float], counts: Sequence[int], *, sides: int) -> None:
-        """Of one configuration's starts, or two sides' differences by round: what readings do not
-        explain is theirs.
+        """Learn from the means of one configuration's starts, or of two sides' differences by
+        round: the spread that readings do not explain is that of starts.
         """
         if len(means) >= 2:
             within = sides * self.reading**2 * fmean(1 / count for count in counts)
@@ -92,14 +91,19 @@ class MeasurementNoise:
         return [min(max(value, middle - room), middle + room) for value in logs]
 
     def mean_variance(self, count: int) -> float:
-        """Of the mean of one start's readings, as a measure of the configuration."""
+        """Return the variance of the mean of one start's readings, as a measure of the
+        configuration.
+        """
         return float(self.start**2 + self.reading**2 / max(1, count))
 
 
 class SequentialTest:
-    """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN. `worth`: a
-    share below which a gain is not looked for any longer. At least two rounds, so two starts of
-    either side, before B is called better."""
+    """Compares B with A, fed the pairs of one round at a time; `verdict` is final once it is not
+    OPEN.
+
+    `worth`: a share below which a gain is not looked for any longer. B is called better after two
+    rounds at the earliest, so after two starts of either side.
+    """
 
     def __init__(self, noise: MeasurementNoise, *, rounds: int = 6, worth: float = 0.01) -> None:
         self._noise = noise
@@ -118,9 +122,9 @@ class SequentialTest:
         return sum(map(len, self._differences))
 
     def feed(self, pairs: Sequence[tuple[float, float]]) -> None:
-        """(A, B), logarithms both.
+        """Take the pairs (A, B) of a round, both logarithms.
 
-        A round without any is one in which nothing could be measured.
+        A round without pairs is one in which nothing could be measured.
         """
         if self.verdict is not SequentialVerdict.OPEN:
             return
@@ -131,7 +135,7 @@ class SequentialTest:
 
     @property
     def ratio(self) -> Interval | None:
-        """B over A, as far as it is known at this look; None before there are two pairs."""
+        """Return B over A, as far as it is known at this look; None before there are two pairs."""
         if self.pairs < 2:
             return None
         return _mean_of(self._differences, self._noise, sides=2).as_ratio(
@@ -140,29 +144,27 @@ class SequentialTest:
 
     @property
     def round_means(self) -> tuple[list[float], list[int]]:
-        return [fmean(difference) for difference in self._differences], [
-            len(difference) for difference in self._differences
-        ]
+        """Return the mean difference of each round, and how many pairs each has."""
+        means = [fmean(differences) for differences in self._differences]
+        return means, list(map(len, self._differences))
 
     def _judged(self) -> SequentialVerdict:
-        now = _mean_of(self._differences, self._noise, sides=2)
-        reach = now.reach(1 - self._chance_per_look, _MOST_FREEDOM)
-        if now.estimate + reach < 0:
+        mean = _mean_of(self._differences, self._noise, sides=2)
+        reach = mean.reach(1 - self._chance_per_look, _MOST_FREEDOM)
+        if mean.estimate + reach < 0:
             return SequentialVerdict.WORSE
-        if self.rounds >= 2 and now.estimate - reach > 0:
+        if self.rounds >= 2 and mean.estimate - reach > 0:
             return SequentialVerdict.BETTER
-        if now.estimate + reach < self._worth:  # no gain worth having is left in it
+        if mean.estimate + reach < self._worth:  # a gain worth having is excluded
             return SequentialVerdict.SAME
-        even_if_lucky = now.estimate + now.error < reach * math.sqrt(self.rounds / self._rounds)
-        over = self.rounds >= 2 and (self.rounds >= self._rounds or even_if_lucky)
-        if over:
+        final_reach = reach * math.sqrt(self.rounds / self._rounds)
+        is_hopeless = mean.estimate + mean.error < final_reach
+        if self.rounds >= 2 and (self.rounds >= self._rounds or is_hopeless):
             return SequentialVerdict.SAME
         return SequentialVerdict.OPEN
 
     def _clipped(self, differences: list[float]) -> list[float]:
-        middle = median(
-            [*(value for difference in self._differences for value in difference), *differences]
-        )
+        middle = median(chain(*self._differences, differences))
         room = _CLIP * math.sqrt(2) * math.hypot(self._noise.reading, self._noise.start)
         return [min(max(value, middle - room), middle + room) for value in differences]
 
@@ -180,9 +182,12 @@ def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -
 def _mean_of(
     groups: Sequence[Sequence[float]], noise: MeasurementNoise, *, sides: int
 ) -> MeanEstimate:
-    """Return the mean over starts, or over rounds of two sides, by what is known of noise and what
-    these groups show. Groups that differ more than others did know it best: a machine may be more
-    moody than one took it for."""
+    """Return the mean over starts, or over rounds of two sides, by the noise known so far and the
+    noise that these groups show.
+
+    Where these groups differ more than earlier ones did, their own spread counts: a machine may be
+    less steady than it seemed.
+    """
     count = len(groups)
     thin = fmean(1 / len(group) for group in groups)
     means = [fmean(group) for group in groups]
@@ -197,10 +202,10 @@ def _mean_of(
     )
     freedom = noise.start_freedom + count - 1
     start = (noise.start_freedom * sides * noise.start**2 + between) / freedom
-    observed = between / (count - 1) if count > 1 else 0.0
-    if observed > start:
-        start = observed
-        freedom = float(count) if sides == 1 else freedom
+    if count > 1 and between / (count - 1) > start:
+        start = between / (count - 1)
+        if sides == 1:
+            freedom = float(count)
     return MeanEstimate(estimate, ((start / count, freedom), (reading * thin / count, readings)))
 
 
@@ -213,14 +218,14 @@ class PrecisionGoal(msgspec.Struct, frozen=True):
 
 
 class Precision:
-    """Decides for one level. `enough` means the goal was met; `done` also when repeats ran out."""
+    """Decides for one level. `enough`: the goal is met; `done`: that, or the repeats ran out."""
 
     def __init__(self, goal: PrecisionGoal | None = None) -> None:
         self.goal = goal or PrecisionGoal()
         self._figures: list[float] = []
 
     def feed(self, figure: float) -> None:
-        """The figure of one more repeat. A repeat that gave none is not fed."""
+        """Take the figure of one more repeat. A repeat that gave none is not fed."""
         self._figures.append(figure)
 
     @property
@@ -229,7 +234,7 @@ class Precision:
 
     @property
     def half_width(self) -> float | None:
-        """As a share of the mean; None below two repeats."""
+        """Return the half width of the interval as a share of the mean; None below two repeats."""
         interval = mean_t_interval(self._figures)
         if interval is None:
             return None
@@ -247,18 +252,15 @@ class Precision:
         return self.enough or self.repeats >= self.goal.max_repeats
 
     def expected_more(self) -> int | None:
-        """Repeats still to come if the spread stays what it is; None below two, when there is no
-        spread to go by.
+        """Return the repeats still to come if the spread stays as it is; None below two repeats,
+        which have no spread.
         """
         if self.done:
             return 0
         if self.repeats < 2:
             return None
         mean = math.fsum(self._figures) / self.repeats
-        if mean:
-            spread = stdev(self._figures) / abs(mean)
-        else:
-            spread = math.inf
+        spread = stdev(self._figures) / abs(mean) if mean else math.inf
         repeats = max(self.goal.fewest, self.repeats + 1)
         while repeats < self.goal.max_repeats and (
             t_quantile(0.95, repeats - 1) * spread / math.sqrt(repeats) > self.goal.relative
@@ -272,13 +274,15 @@ TOLERANCE = 0.05
 
 
 class WarmUpDetector:
-    """Fed one figure per batch of warm-up until it is `done`: settled, or given up after
-    `max_batches`.
+    """Says when a warm-up is over, fed one figure per batch until it is `done`: settled, or given
+    up after `max_batches`.
+
     Settled: all but one of the last `window` figures lie within 5 % of their median (all where it
     is shorter than five) and show no trend, which is a fitted line that moves by more than 6 %, or
     figures that only rise, or only fall, by more than 1 %. Simulated: a constant with 2 % noise
     settles at the first look in 96 % of cases; a rise of 5 % a batch with that noise within 20
-    batches in 9 %, one of 2 % in all: so slow a rise under so much noise is not told from none."""
+    batches in 9 %, one of 2 % in all: so slow a rise under so much noise looks like none.
+    """
 
     def __init__(self, *, window: int = WINDOW, max_batches: int = 20) -> None:
         self._last: deque[float] = deque(maxlen=window)
@@ -288,9 +292,9 @@ class WarmUpDetector:
         self.settled = False
 
     def feed(self, figure: float | None) -> None:
-        """None: the batch gave no figure.
+        """Take the figure of a batch. None: it gave none.
 
-        It counts as a batch, and the steadiness has to be shown anew.
+        Such a batch counts, and the figures after it have to be steady anew.
         """
         if self.done:
             return
@@ -311,9 +315,9 @@ def _is_steady(values: Sequence[float]) -> bool:
     room = TOLERANCE * abs(middle)
     strays = sum(abs(value - middle) > room for value in values)
     steps = [after - before for before, after in pairwise(values)]
-    one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
-    if strays > (len(values) >= WINDOW) or (one_way and abs(values[-1] - values[0]) > room / 5):
+    is_one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
+    allowed_strays = 1 if len(values) >= WINDOW else 0
+    if strays > allowed_strays or (is_one_way and abs(values[-1] - values[0]) > room / 5):
         return False
-    return (
-        abs(linear_regression(range(len(values)), values).slope * (len(values) - 1)) <= 1.2 * room
-    )
+    slope = linear_regression(range(len(values)), values).slope
+    return abs(slope * (len(values) - 1)) <= 1.2 * room

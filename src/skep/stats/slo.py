@@ -23,9 +23,9 @@ class SloLimit(msgspec.Struct, frozen=True):
 
 
 class SloLimits(msgspec.Struct, frozen=True):
-    """What users are promised.
+    """The limits that users are promised.
 
-    Failed requests keep no promise: more than five in a hundred break it as well.
+    Failed requests keep no limit: more than five in a hundred break the promise as well.
     """
 
     limits: tuple[SloLimit, ...]
@@ -35,7 +35,7 @@ class SloLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> SloLimits:
-        """ "ttft=1s,tpot=50ms" or "ttft_p99=2s"."""
+        """Read limits such as "ttft=1s,tpot=50ms" or "ttft_p99=2s"."""
         limits = tuple(_limit(part.strip(), text) for part in text.split(",") if part.strip())
         if not limits:
             raise UserError(f"--slo `{text}` names no limit", hint=_HINT)
@@ -67,11 +67,9 @@ def _limit(part: str, text: str) -> SloLimit:
 
 
 def share_of_limit(figures: Iterable[tuple[float | None, float]]) -> float:
-    """Return the worst of (measured, limit).
+    """Return the worst share of measured over limit.
 
-    Infinite where a figure is missing: what was not seen was not kept.
+    Infinite where a figure is missing: a limit that was not measured was not kept.
     """
-    return max(
-        (math.inf if measured is None else measured / limit for measured, limit in figures),
-        default=math.inf,
-    )
+    shares = [math.inf if measured is None else measured / limit for measured, limit in figures]
+    return max(shares, default=math.inf)

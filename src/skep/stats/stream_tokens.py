@@ -1,12 +1,12 @@
-"""Tokens of answers that are still streaming. An event may carry several, as with speculation, and
-only the end of an answer says how many they were.
+"""Estimates the tokens of answers that are still streaming. An event may carry several, as with
+speculation, and only the end of an answer says how many they were.
 """
 
 from __future__ import annotations
 
 
 class TokensPerEvent:
-    """Learned from the answers that have ended; 1 until one has."""
+    """Tokens an event, learned from the answers that have ended; 1 until an answer has."""
 
     def __init__(self) -> None:
         self._tokens = 0

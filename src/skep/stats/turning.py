@@ -15,6 +15,7 @@ from enum import Enum
 from statistics import fmean
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.stats.percentiles import WIDEST, runs_interval, t_quantile
 
@@ -36,9 +37,8 @@ class Turning(msgspec.Struct, frozen=True):
     cliff_bracket: tuple[int, int] | None  # it falls between the two
     drop_pct: float | None  # from the best level to the lowest beyond the cliff
     sure: bool  # nothing is left open by the spread of the runs
-    unclear: tuple[
-        int, ...
-    ] = ()  # levels that their runs do not tell apart; () and not sure: no level was run twice
+    # Levels that their runs do not tell apart; () and not sure: no level was run twice.
+    unclear: tuple[int, ...] = ()
     few: tuple[int, ...] = ()  # levels that say nothing: no run of them had three tasks an agent
 
 
@@ -48,16 +48,13 @@ class LevelPoint(msgspec.Struct, frozen=True):
     concurrency: int
     values: Sequence[float]
     limited: bool = False  # the client was the limit
-    spread: tuple[float, float] | None = (
-        None  # the interval that people are shown; None: that of the values
-    )
+    # The interval that people are shown; None: that of the values.
+    spread: tuple[float, float] | None = None
     few: bool = False  # its runs had too few tasks an agent
 
 
 class CurveSide(Enum):
-    """Of a point on the curve: where a level surely lies,
-    or UNCLEAR where the repeats do not say.
-    """
+    """The side of a knee or cliff on which a level lies; UNCLEAR: the repeats do not say."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -77,7 +74,7 @@ class TurningPoint(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """The repeats show it, and do not leave open whether even the first level is past it."""
+        """Return whether the repeats show it, and show whether even the first level is past it."""
         return self.sure and (self.low >= 0 or self.high == 0)
 
 
@@ -91,7 +88,7 @@ class _CurveLevel(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, points: Sequence[LevelPoint]) -> _CurveLevel:
-        """`points`: all of one level."""
+        """Return the level of its points."""
         concurrency = points[0].concurrency
         values = [value for point in points for value in point.values]
         spreads = [_spread(point) for point in points]
@@ -131,9 +128,12 @@ class SpeedCurve:
             self.noise = None
 
     def ratio(self, above: int, below: int, *, among: int = 1) -> tuple[float, float, float]:
-        """low, estimate and high of one level over another; without bounds while no level was
-        repeated. `among`: of so many levels the most extreme one is looked at, so the bounds have
-        to hold for all of them."""
+        """Return low, estimate and high of one level over another; without bounds while no level
+        was repeated.
+
+        `among`: the most extreme of so many levels is looked at, so the bounds have to hold for
+        all of them.
+        """
         above_level = self.levels[above]
         below_level = self.levels[below]
         if not below_level.estimate:
@@ -160,7 +160,9 @@ class SpeedCurve:
         return self.levels[index].high < self.levels[reference].low
 
     def knee_side(self, index: int) -> CurveSide:
-        """BEFORE: a larger level is surely better by the margin. AFTER: surely none is."""
+        """Return the side of a level. BEFORE: a larger level is surely better by the margin.
+        AFTER: surely none is.
+        """
         later = range(index + 1, len(self.levels))
         better = [
             place for place in later if self.ratio(place, index, among=len(later))[0] > 1 + MARGIN
@@ -173,102 +175,116 @@ class SpeedCurve:
         return CurveSide.UNCLEAR
 
     def cliff_side(self, index: int) -> CurveSide:
-        """BEFORE: surely within the margin of the best up to here. AFTER: surely under it."""
+        """Return the side of a level. BEFORE: surely within the margin of the best level so far.
+        AFTER: surely under it.
+        """
         best = self.best_before(index)
         if best is None or self.ratio(index, best)[0] > 1 - MARGIN:
             return CurveSide.BEFORE
-        is_under = self.ratio(index, best, among=index)[2] < 1 - MARGIN and self.is_below(
-            index, best
-        )
-        if is_under:
+        _, _, high = self.ratio(index, best, among=index)
+        if high < 1 - MARGIN and self.is_below(index, best):
             return CurveSide.AFTER
         return CurveSide.UNCLEAR
 
     def knee(self) -> TurningPoint | None:
-        """None: the last level still brings growth, or there are fewer than two."""
-        for at in range(len(self.levels) - 1):
-            if all(
-                self.ratio(place, at)[1] < 1 + MARGIN for place in range(at + 1, len(self.levels))
-            ):
+        """Return the knee; None: the last level is still faster, or there are fewer than two."""
+        count = len(self.levels)
+        for at in range(count - 1):
+            if all(self._estimate(place, at) < 1 + MARGIN for place in range(at + 1, count)):
                 return self._place(at, at - 1, at, self.knee_side)
         return None
 
     def cliff(self) -> TurningPoint | None:
-        """None: the last level is not under the best."""
-        first_bad = len(self.levels)
-        while (best := self.best_before(first_bad - 1)) is not None and self.ratio(
-            first_bad - 1, best
-        )[1] < 1 - MARGIN:
-            first_bad -= 1
-        if first_bad == len(self.levels):
+        """Return the cliff; None: the last level is not under the best."""
+        first_under = len(self.levels)
+        while self._is_under_best(first_under - 1):
+            first_under -= 1
+        if first_under == len(self.levels):
             return None
-        return self._place(first_bad - 1, first_bad - 1, first_bad, self.cliff_side)
+        last_good = first_under - 1
+        return self._place(last_good, last_good, first_under, self.cliff_side)
+
+    def _is_under_best(self, index: int) -> bool:
+        """Return whether a level is estimated under the best of the smaller ones by the margin."""
+        best = self.best_before(index)
+        return best is not None and self._estimate(index, best) < 1 - MARGIN
+
+    def _estimate(self, above: int, below: int) -> float:
+        _, estimate, _ = self.ratio(above, below)
+        return estimate
 
     def bracket(self, place: TurningPoint) -> tuple[int, int]:
-        """In C; from 0 where even the first level is past the point."""
-        if place.low >= 0:
-            low = self.levels[place.low].concurrency
-        else:
-            low = 0
+        """Return the bracket in C; it begins at 0 where even the first level is past the point."""
+        low = self.levels[place.low].concurrency if place.low >= 0 else 0
         return low, self.levels[place.high].concurrency
 
     def _place(self, at: int, low: int, high: int, side: SideOf) -> TurningPoint:
-        """Widened over levels that are unclear, where the noise is known; by the estimates alone
-        where it is not.
+        """Return the point, its bracket widened over levels that are unclear.
+
+        While the noise is not known, the bracket is that of the estimates alone.
         """
         if self.noise is None:
             return TurningPoint(at, low, high, sure=False)
-        sure_low = next(
-            (place for place in range(low, -1, -1) if side(place) is CurveSide.BEFORE), -1
-        )
-        sure_high = next(
-            (place for place in range(high, len(self.levels)) if side(place) is CurveSide.AFTER),
-            None,
-        )
+        last = len(self.levels) - 1
+        surely_before = (place for place in range(low, -1, -1) if side(place) is CurveSide.BEFORE)
+        surely_after = (place for place in range(high, last + 1) if side(place) is CurveSide.AFTER)
+        sure_low = next(surely_before, -1)
+        sure_high = next(surely_after, None)
         if sure_high is None:
-            last = len(self.levels) - 1
-        else:
-            last = sure_high
-        return TurningPoint(at, sure_low, last, sure=sure_high is not None)
+            return TurningPoint(at, sure_low, last, sure=False)
+        return TurningPoint(at, sure_low, sure_high, sure=True)
 
 
 def find_turning(levels: Iterable[LevelPoint]) -> Turning:
-    """Knee and cliff as far as the repeats show them,
-    and the levels that they do not tell apart.
+    """Return knee and cliff as far as the repeats show them, and the levels that they do not tell
+    apart.
     """
     levels = list(levels)
     curve = SpeedCurve(levels)
     few = tuple(sorted({level.concurrency for level in levels if level.few and not level.limited}))
     knee = curve.knee()
     cliff = curve.cliff()
-    count = len(curve.levels)
-    unclear: set[int] = set()
-    if (
-        knee is None
-        and cliff is None
-        and (count < 2 or curve.knee_side(count - 2) is not CurveSide.BEFORE)
-    ):
-        unclear |= {count - 2, count - 1}  # whether it grows up to the last level
-    if knee is not None and not knee.is_known:
-        unclear |= {*range(knee.low + 1, knee.high + 1)}
-        knee = None
-    if cliff is not None and not cliff.is_known:
-        unclear |= {*range(cliff.low, cliff.high + 1)}
-        cliff = None
-    estimates = [level.estimate for level in curve.levels]
-    if curve.noise is not None and count > 1:
-        unclear_places = sorted(unclear)
-    else:
-        unclear_places = []
-    return Turning(
-        knee=None if knee is None else curve.levels[knee.at].concurrency,
-        knee_bracket=None if knee is None else curve.bracket(knee),
-        cliff=None if cliff is None else curve.levels[cliff.at].concurrency,
-        cliff_bracket=None if cliff is None else curve.bracket(cliff),
-        drop_pct=None
-        if cliff is None
-        else 100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates)),
+    unclear = _unclear_places(curve, knee, cliff)
+    can_tell = curve.noise is not None and len(curve.levels) > 1
+    turning = Turning(
+        knee=None,
+        knee_bracket=None,
+        cliff=None,
+        cliff_bracket=None,
+        drop_pct=None,
         sure=not unclear and not few,
-        unclear=tuple(curve.levels[place].concurrency for place in unclear_places),
+        unclear=tuple(curve.levels[place].concurrency for place in unclear if can_tell),
         few=few,
     )
+    if knee is not None and knee.is_known:
+        turning = replace(
+            turning,
+            knee=curve.levels[knee.at].concurrency,
+            knee_bracket=curve.bracket(knee),
+        )
+    if cliff is not None and cliff.is_known:
+        estimates = [level.estimate for level in curve.levels]
+        turning = replace(
+            turning,
+            cliff=curve.levels[cliff.at].concurrency,
+            cliff_bracket=curve.bracket(cliff),
+            drop_pct=100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates)),
+        )
+    return turning
+
+
+def _unclear_places(
+    curve: SpeedCurve, knee: TurningPoint | None, cliff: TurningPoint | None
+) -> list[int]:
+    """Return the levels, by index, between which a point lies that the repeats do not show."""
+    unclear: set[int] = set()
+    if knee is None and cliff is None:
+        before_last = len(curve.levels) - 2
+        if before_last < 0 or curve.knee_side(before_last) is not CurveSide.BEFORE:
+            # Whether the speed grows up to the last level.
+            unclear |= {before_last, before_last + 1}
+    if knee is not None and not knee.is_known:
+        unclear |= {*range(knee.low + 1, knee.high + 1)}
+    if cliff is not None and not cliff.is_known:
+        unclear |= {*range(cliff.low, cliff.high + 1)}
+    return sorted(unclear)

@@ -1,7 +1,8 @@
 """B against A: the ratio of their medians with an interval, and how steady each is.
-Values come in the order in which they were measured. Hourly figures of one machine are no
-independent draws: a slow hour is often followed by another. How much is estimated, and widens the
-interval."""
+
+Values are given in the order in which they were measured. Hourly figures of one machine are no
+independent draws: a slow hour is often followed by another. How strong that is, is estimated, and
+widens the interval."""
 
 from __future__ import annotations
 
@@ -24,17 +25,19 @@ class Judgement(Enum):
     UNKNOWN = "not comparable"
 
 
-INDIFFERENT = 0.005  # a smaller difference is not told, however sure it is
-_SLOWEST = (
-    0.9  # of the correlation with the value before, beyond which the formula below says nothing
-)
+INDIFFERENT = 0.005  # a smaller difference is not reported, however sure it is
+# Correlation with the value before, beyond which the formula of `slowness` does not hold.
+_SLOWEST = 0.9
 _MANY = 60  # values from which a binomial is taken as normal
-# over the number of values: what each fitted level takes away from that correlation, by simulation
+# Over the number of values: how much of that correlation each fitted level hides, by simulation.
 _HIDDEN = 3.0
 
 
 class SeriesComparison(msgspec.Struct, frozen=True):
-    """`ratio` is B over A; better and worse know which way is up."""
+    """Two series and how they compare.
+
+    `ratio` is B over A; better and worse know which way is up.
+    """
 
     a: WindowStats | None
     b: WindowStats | None
@@ -44,11 +47,10 @@ class SeriesComparison(msgspec.Struct, frozen=True):
 
     @property
     def noise(self) -> float | None:
-        """The greater of the two run-to-run variations; None where neither is known."""
-        return max(
-            (side.cv for side in (self.a, self.b) if side is not None and side.cv is not None),
-            default=None,
-        )
+        """Return the greater of the two run-to-run variations; None where neither is known."""
+        sides = (self.a, self.b)
+        variations = [side.cv for side in sides if side is not None and side.cv is not None]
+        return max(variations, default=None)
 
 
 def versus(
@@ -58,16 +60,16 @@ def versus(
     more_is_better: bool = True,
     confidence: float = 0.95,
 ) -> SeriesComparison:
-    """SAME where the interval holds 1 or the medians lie less than 0.5 % apart; UNKNOWN without a
-    ratio.
+    """Compare B with A. SAME where the interval holds 1 or the medians lie less than 0.5 % apart;
+    UNKNOWN without a ratio.
     """
-    stats_a = window_stats(a)
-    stats_b = window_stats(b)
-    ratio = ratio_of_medians(
-        a, b, slow=slowness([deviations(a), deviations(b)]), confidence=confidence
-    )
+    slow = slowness([deviations(a), deviations(b)])
+    ratio = ratio_of_medians(a, b, slow=slow, confidence=confidence)
     return SeriesComparison(
-        stats_a, stats_b, ratio, _judgement(ratio, INDIFFERENT, more_is_better)
+        a=window_stats(a),
+        b=window_stats(b),
+        ratio=ratio,
+        judgement=_judgement(ratio, INDIFFERENT, more_is_better),
     )
 
 
@@ -84,15 +86,20 @@ def _judgement(ratio: Interval | None, indifferent: float, more_is_better: bool)
 def ratio_of_medians(
     a: Sequence[float], b: Sequence[float], *, slow: float = 1.0, confidence: float = 0.95
 ) -> Interval | None:
-    """median(b) / median(a), by the ranks around each median; `slow` widens it. None below two
-    values of either, and where A's median is not above zero or B's is below it."""
+    """Return median(b) / median(a), with an interval by the ranks around each median.
+
+    `slow` widens it. None below two values of either, and where A's median is not above zero or
+    B's is below it.
+    """
     if min(len(a), len(b)) < 2:
         return None
     below = median(a)
     above = median(b)
     if below <= 0 or above < 0:
         return None
-    error = math.hypot(_error_of_median(a) / below, _error_of_median(b) / above if above else 0.0)
+    error_a = _error_of_median(a) / below
+    error_b = _error_of_median(b) / above if above else 0.0
+    error = math.hypot(error_a, error_b)
     reach = min(slow * t_quantile(confidence, len(a) + len(b) - 2) * error, 50.0)
     ratio = above / below
     return Interval(ratio * math.exp(-reach), ratio, ratio * math.exp(reach))
@@ -108,9 +115,11 @@ def deviations(values: Sequence[float]) -> list[float]:
 
 
 def slowness(parts: Sequence[Sequence[float]]) -> float:
-    """Return the deviation of a mean over what it would be of independent values; 1 where no slow
-    noise is seen. Each part is a stretch around one level, in order. From how alike neighbours
-    are, and what a mean of few hides of it."""
+    """Return the deviation of a mean over the deviation it would have of independent values.
+
+    1 where no slow noise is seen. Each part is a stretch around one level, in order. Estimated
+    from the correlation of neighbours, and from how much of it a mean of few values hides.
+    """
     count = sum(map(len, parts))
     means = [(part, math.fsum(part) / len(part)) for part in parts if part]
     around = [[value - mean for value in part] for part, mean in means]
@@ -124,9 +133,12 @@ def slowness(parts: Sequence[Sequence[float]]) -> float:
 
 def _error_of_median(values: Sequence[float]) -> float:
     """Return the standard error, from the two values that lie about one root of n ranks to either
-    side of the middle. After Price and Bonett: the chance that the median lies between these two
-    is known from the binomial, whatever the distribution, and their distance is divided by as many
-    normal deviations."""
+    side of the middle.
+
+    After Price and Bonett: the chance that the median lies between these two is known from the
+    binomial, whatever the distribution, and their distance is divided by as many normal
+    deviations.
+    """
     ordered = sorted(values)
     n = len(ordered)
     rank = max(1, round((n + 1) / 2 - math.sqrt(n)))
@@ -134,9 +146,8 @@ def _error_of_median(values: Sequence[float]) -> float:
         # Of a binomial, half a count nearer to the middle.
         deviations_off = (n + 1 - 2 * rank) / math.sqrt(n)
     else:
-        deviations_off = -NormalDist().inv_cdf(
-            sum(math.comb(n, count) for count in range(rank)) / 2**n
-        )
+        chance_below = sum(math.comb(n, count) for count in range(rank)) / 2**n
+        deviations_off = -NormalDist().inv_cdf(chance_below)
     return (ordered[n - rank] - ordered[rank - 1]) / (2 * deviations_off)
 
 
@@ -149,12 +160,15 @@ def judge(
     indifferent: float = 0.01,
     confidence: float = 0.95,
 ) -> tuple[Interval | None, Judgement]:
-    """B over A. Better or worse only if the interval leaves out 1 and the ratio is off by more
-    than `indifferent`. `paired`: the i-th of A and of B were measured side by side. UNKNOWN,
-    without interval, below two values of either, and where a value is not above zero: such a level
-    failed, and its ratio would be made up. Simulated, equal A and B of 3 % noise were called
-    better or worse in 3 to 4 % of cases with 3 to 6 repeats of each, in 5 to 6 % if paired or with
-    3 against 6; one tenth more was found in 73 % with 3 of each, in 99 % with 5."""
+    """Return the ratio of B over A, and the judgement: better or worse only if the interval leaves
+    out 1 and the ratio is off by more than `indifferent`.
+
+    `paired`: the i-th of A and of B were measured side by side. UNKNOWN, without interval, below
+    two values of either, and where a value is not above zero: such a level failed, and its ratio
+    would be made up. Simulated, equal A and B of 3 % noise were called better or worse in 3 to 4 %
+    of cases with 3 to 6 repeats of each, in 5 to 6 % if paired or with 3 against 6; one tenth more
+    was detected in 73 % with 3 of each, in 99 % with 5.
+    """
     if min(len(a_values), len(b_values)) < 2 or min(*a_values, *b_values) <= 0:
         return None, Judgement.UNKNOWN
     a = list(map(math.log, a_values))

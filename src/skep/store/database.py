@@ -1,12 +1,12 @@
 """The store: runs, their requests and their ends, appended by several processes and read by any.
 
 One `Store` is one connection. It may be used from several threads, one call at a time; each append
-is one short transaction, all of it or nothing: what a call returned from is kept even if the
-process is killed. Knows no clock.
+is one short transaction, all of it or nothing: once a call has returned, its rows are kept even if
+the process is killed. Knows no clock.
 
 Several processes may open a fresh file at once. Switching to WAL needs the file alone and does not
-wait for the busy timeout, so the whole preparation is repeated while the file is busy; each step
-finds what others did already."""
+wait for the busy timeout, so the whole preparation is repeated while the file is busy; a step that
+another process did already changes nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ _FAULTS_OF_A_ROW = (
 
 
 def primary_code(error: sqlite3.Error) -> int | None:
-    """SQLite's result code without its extension, None where Python itself raised the error."""
+    """Return SQLite's result code without its extension; None where Python itself raised the
+    error.
+    """
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -111,7 +113,7 @@ def store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
 
 
 def is_busy(error: Exception) -> bool:
-    """Somebody else holds the write lock; nothing is wrong with the file."""
+    """Return whether another connection holds the write lock; nothing is wrong with the file."""
     cause = error.__cause__
     return isinstance(cause, sqlite3.Error) and primary_code(cause) in (
         sqlite3.SQLITE_BUSY,
@@ -120,12 +122,13 @@ def is_busy(error: Exception) -> bool:
 
 
 def is_about_a_row(error: Exception) -> bool:
-    """A value has no place in its column; other rows may be stored all the same."""
+    """Return whether a value has no place in its column; other rows may be stored all the same."""
     return isinstance(error.__cause__, _FAULTS_OF_A_ROW) or isinstance(error, OverflowError)
 
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite and of the file system as StoreError."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -146,16 +149,11 @@ def version_of(connection: Connection) -> int:
 
 def migrate(connection: Connection) -> None:
     """Bring the schema to the newest version; the caller holds the write transaction."""
-    for number, name in enumerate(
-        MIGRATIONS[version_of(connection) :], start=version_of(connection) + 1
-    ):
+    schema = files("skep.store").joinpath("schema")
+    version = version_of(connection)
+    for number, name in enumerate(MIGRATIONS[version:], start=version + 1):
         statement = ""
-        for line in (
-            files("skep.store")
-            .joinpath("schema", name)
-            .read_text("utf-8")
-            .splitlines(keepends=True)
-        ):
+        for line in schema.joinpath(name).read_text("utf-8").splitlines(keepends=True):
             statement += line
             if complete_statement(statement):  # a trigger has semicolons inside
                 connection.execute(statement)
@@ -170,7 +168,7 @@ _RETRY_S = 0.02
 
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     with translated(path):
-        # readable by its owner alone, for it holds prompts; SQLite's side files get the same mode
+        # Readable by its owner alone, for it holds prompts; SQLite's side files get the same mode.
         if not read_only:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError):
@@ -212,7 +210,7 @@ def _prepare_when_free(connection: sqlite3.Connection, path: Path, *, read_only:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 if version_of(connection) < len(MIGRATIONS):
-                    # Whoever comes second finds the version already raised.
+                    # A second process finds the version already raised.
                     connection.execute("BEGIN IMMEDIATE")
                     with connection:  # commits, or rolls back
                         migrate(connection)
@@ -224,8 +222,10 @@ def _prepare_when_free(connection: sqlite3.Connection, path: Path, *, read_only:
 
 
 def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
-    """The order of the reads matters: another process may commit its first migration between two
-    of them.
+    """Raise StoreError for a file of another program or of a newer skep.
+
+    The order of the reads matters: another process may commit its first migration between two of
+    them.
     """
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     version = version_of(connection)
@@ -235,16 +235,17 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
             f"`{path}` is a database of another program", hint="name another file for skep's data"
         )
     if version > len(MIGRATIONS):
-        newer = (
-            f"`{path}` was written by a newer skep (schema {version}, this one knows "
-            f"{len(MIGRATIONS)})"
+        raise StoreError(
+            f"`{path}` was written by a newer skep "
+            f"(schema {version}, this one knows {len(MIGRATIONS)})",
+            hint="upgrade skep, or name another file",
         )
-        raise StoreError(newer, hint="upgrade skep, or name another file")
 
 
 def _upgrade_to_read(connection: sqlite3.Connection, path: Path) -> None:
-    """A command that only reads is often the first after an upgrade of skep; who may write brings
-    the file along.
+    """Upgrade a file that is opened for reading, if its user may write to it.
+
+    A command that only reads is often the first after an upgrade of skep.
     """
     if version_of(connection) > 0:
         with suppress(StoreError):
@@ -260,8 +261,9 @@ def _upgrade_to_read(connection: sqlite3.Connection, path: Path) -> None:
 def copy_database(
     source: sqlite3.Connection, source_path: Path, to: Path, *, overwrite: bool
 ) -> None:
-    """Written beside `to` and moved into place, so that `to` is whole or untouched; readable by
-    its owner alone.
+    """Copy the database to a file that is readable by its owner alone.
+
+    It is written beside `to` and moved into place, so that `to` is whole or untouched.
     """
     with translated(to):
         if to.exists() and to.samefile(source_path):
@@ -276,15 +278,13 @@ def copy_database(
         handle, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
         draft = Path(name)
         try:
-            source.execute("VACUUM INTO ?", (name,))  # as of now, in one file, while others write
+            # The state of this moment in one file, while others go on writing.
+            source.execute("VACUUM INTO ?", (name,))
             os.fsync(handle)
             draft.replace(to)
         except sqlite3.DatabaseError as error:
-            if primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                about = source_path
-            else:
-                about = to
-            raise store_error(error, about) from error
+            is_damaged = primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+            raise store_error(error, source_path if is_damaged else to) from error
         finally:
             os.close(handle)
             draft.unlink(missing_ok=True)
@@ -333,7 +333,7 @@ def _empty_database() -> bytes:
 class Store:
     """Rows are appended and never changed; an ended run takes no more.
 
-    Only whole runs and old gateway rows go.
+    Only whole runs and old gateway rows are deleted.
     """
 
     def __init__(
@@ -356,8 +356,8 @@ class Store:
 
     @property
     def moved(self) -> bool:
-        """Whether the file was deleted or replaced since it was opened: what is written from then
-        on is lost.
+        """Return whether the file was deleted or replaced since it was opened: rows written from
+        then on are lost.
         """
         return _identity(self.path) != self._file
 
@@ -368,8 +368,9 @@ class Store:
     def begin_run(
         self, *, created_at: float, suffix: Callable[[], str] = new_suffix, **columns: Any
     ) -> str:
-        """Return the id, which sorts by time: `20261115-142233-a1b2c3`. `columns`: other fields of
-        a `StoredRun`.
+        """Store a new run and return its id, which sorts by time: `20261115-142233-a1b2c3`.
+
+        `columns`: other fields of a `StoredRun`.
         """
         with self.transaction():
             run_id = free_id(self._connection, created_at, suffix)
@@ -393,7 +394,7 @@ class Store:
         self._append("level_facts", run_id, facts)
 
     def append_items(self, run_id: str, items: Iterable[Item]) -> None:
-        """What was asked, with its checkers: verdicts can be had again from the store alone."""
+        """Store the items with their checkers, so that answers can be judged again."""
         with self.transaction(run_id):
             for item in items:
                 insert(
@@ -412,24 +413,24 @@ class Store:
         self.append_gateway_values(map(gateway_values, rows))
 
     def append_gateway_values(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """The same for tuples in the order of `GatewayRequest`: making the records takes longer
-        than storing them.
+        """Store requests given as tuples in the order of `GatewayRequest`: making the records
+        takes longer than storing them.
         """
-        values = list(rows)
-        if values:
-            with self.transaction():
-                for start in range(0, len(values), GATEWAY_ROWS_AT_ONCE):
-                    part = values[start : start + GATEWAY_ROWS_AT_ONCE]
-                    sql = _insert_gateway_rows(len(part))
-                    flat = tuple(chain.from_iterable(part))
-                    try:
-                        self._connection.execute(sql, flat)
-                    except (
-                        UnicodeEncodeError
-                    ):  # rare, and only SQLite's own reading finds it without a cost
-                        self._connection.execute(
-                            sql, [storable(v) if isinstance(v, str) else v for v in flat]
-                        )
+        rows = list(rows)
+        if not rows:
+            return
+        with self.transaction():
+            for start in range(0, len(rows), GATEWAY_ROWS_AT_ONCE):
+                part = rows[start : start + GATEWAY_ROWS_AT_ONCE]
+                sql = _insert_gateway_rows(len(part))
+                values = tuple(chain.from_iterable(part))
+                try:
+                    self._connection.execute(sql, values)
+                except UnicodeEncodeError:  # rare, and a check beforehand would cost time
+                    cleaned = [
+                        storable(value) if isinstance(value, str) else value for value in values
+                    ]
+                    self._connection.execute(sql, cleaned)
 
     def append_calibration(self, calibration: CalibrationRecord) -> None:
         with self.transaction():
@@ -453,11 +454,13 @@ class Store:
             )
 
     def runs(self, limit: int | None = None) -> list[StoredRun]:
-        """Newest first."""
+        """Return the runs, newest first."""
         return _runs(_RUNS.newest(self, limit))
 
     def run(self, name: str) -> StoredRun:
-        """By its id, by the beginning of it, "last", or "last~1" for the one before it."""
+        """Return a run by its id, by the beginning of it, as "last", or as "last~1" for the run
+        before the last.
+        """
         return _runs([_RUNS.find(self, name)])[0]
 
     def requests(self, run_id: str) -> list[Request]:
@@ -479,12 +482,12 @@ class Store:
     def gateway_requests(
         self, since: float | None = None, limit: int | None = None
     ) -> list[GatewayRequest]:
-        """Newest first. `since` is the unix time of the earliest arrival wanted."""
+        """Return requests, newest first. `since`: the unix time of the earliest arrival."""
         values = (float("-inf") if since is None else since, -1 if limit is None else limit)
         return read(self.read(_SQL["gateway_requests"], *values), GatewayRequest)
 
     def calibrations(self, host: str | None = None) -> list[CalibrationRecord]:
-        """Newest first; of one host, or all."""
+        """Return the calibrations of a host, or all, newest first."""
         sql = (
             "SELECT * FROM calibrations WHERE ?1 IS NULL OR host = ?1 ORDER BY created_at DESC, "
             "rowid DESC"
@@ -498,15 +501,18 @@ class Store:
         )
 
     def delete_gateway_requests(self, before: float) -> int:
-        """Return how many went."""
+        """Delete older requests; return how many were deleted."""
         return self.delete_in_parts(
             "deleting_before", before, _SQL["delete_some_gateway_requests"]
         )
 
     def delete_in_parts(self, mark: str, before: float, sql: str, *values: object) -> int:
         """Delete rows older than `before`, which stands in the table `mark` meanwhile; return how
-        many went. In short transactions with pauses: others may be appending. `sql` takes
-        `values`, the time, and how many at most."""
+        many were deleted.
+
+        In short transactions with pauses: others may be appending. `sql` takes `values`, the time,
+        and how many at most.
+        """
         total = 0
         while True:
             with self.transaction() as connection:
@@ -519,52 +525,51 @@ class Store:
             time.sleep(_LET_OTHERS_WRITE_S)
 
     def delete_runs(self, ids: Iterable[str]) -> int:
-        """Return how many there were to delete.
+        """Delete runs; return how many there were.
 
-        A run that is being written stays, and the others with it.
+        If one of them is still being written, none is deleted.
         """
         return _RUNS.delete(self, ids, _check_ended)
 
     def delete_calibrations(self, ids: Iterable[str]) -> int:
-        """Return how many there were to delete."""
+        """Delete calibrations; return how many there were."""
         return _CALIBRATIONS.delete(self, ids, lambda _: None)
 
     def read(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        """For the other modules of this package, and for queries by hand."""
+        """Return the rows of a query. For other stores, and for queries by hand."""
         with self._lock, translated(self.path):
             return self._connection.execute(sql, values).fetchall()
 
     def add_function(self, name: str, function: Callable[[str | None], str | int | None]) -> None:
-        """For queries on this connection. Its answer depends on nothing but its argument."""
+        """Add an SQL function to this connection. It must depend on nothing but its argument."""
         with self._lock, translated(self.path):
             self._connection.create_function(name, 1, function, deterministic=True)
 
     @contextmanager
     def transaction(self, run_id: str | None = None) -> Iterator[sqlite3.Connection]:
-        """All of what is done inside it, or none; it begins when no other process writes."""
+        """Commit everything that is done inside it, or nothing. It begins when no other process
+        writes.
+        """
         with self._lock, translated(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except sqlite3.IntegrityError as error:
-                if run_id:
-                    taker = f"run `{run_id}`"
-                else:
-                    taker = f"`{self.path}`"
-                raise StoreError(f"{taker} does not take this row: {error}") from error
+                target = f"run `{run_id}`" if run_id else f"`{self.path}`"
+                raise StoreError(f"{target} does not take this row: {error}") from error
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
     def size_bytes(self) -> int:
-        """On disk, side files included."""
+        """Return the size on disk, side files included."""
         files = (Path(f"{self.path}{end}") for end in ("", "-wal", "-shm"))
         with translated(self.path):
             return sum(file.stat().st_size for file in files if file.exists())
 
     def backup(self, to: Path, *, overwrite: bool = False) -> None:
-        """A copy as of now, in one file; writers go on meanwhile."""
+        """Copy the store as it is at this moment into one file; writers go on meanwhile."""
         with self._lock:
             copy_database(self._connection, self.path, to, overwrite=overwrite)
 
@@ -575,7 +580,7 @@ class Store:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _of_run(self, run_id: str, table: str, kind: type[T], then: str = "rowid") -> list[T]:
-        """By level and repeat."""
+        """Return the records of a run by level and repeat, and `then` by another column."""
         sql = f"SELECT * FROM {table} WHERE run_id = ? ORDER BY level, repeat, {then}"  # noqa: S608
         return read(self.read(sql, run_id), kind, "run")
 
@@ -589,9 +594,7 @@ class Store:
 
 def _runs(rows: list[sqlite3.Row]) -> list[StoredRun]:
     runs = read(rows, StoredRun, "run", state=_state)
-    return [
-        run if run.state is not RunState.INTERRUPTED else replace(run, error=None) for run in runs
-    ]
+    return [replace(run, error=None) if run.state is RunState.INTERRUPTED else run for run in runs]
 
 
 def _state(row: sqlite3.Row) -> RunState:
@@ -613,8 +616,9 @@ def _check_ended(row: sqlite3.Row) -> None:
 
 @cache
 def _insert_gateway_rows(count: int) -> str:
-    """Several rows in one statement: 40 % quicker than one by one, and the GIL is taken once for
-    all of them.
+    """Return the statement that inserts so many rows.
+
+    That is 40 % quicker than row by row, and the GIL is taken once for all of them.
     """
     row = f"({', '.join('?' * len(GATEWAY_COLUMNS))})"
     return (

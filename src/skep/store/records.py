@@ -30,9 +30,8 @@ class RunState(Enum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    INTERRUPTED = (
-        "interrupted"  # by Ctrl-C or a signal; stored as a failure with that word as its error
-    )
+    # By Ctrl-C or a signal; stored as a failure with this word as its error.
+    INTERRUPTED = "interrupted"
     INCOMPLETE = "incomplete"  # the writer vanished before it could say how the run ended
 
     @property
@@ -104,9 +103,8 @@ class Request(msgspec.Struct, frozen=True):
     arrivals_s: Annotated[tuple[float, ...], StoredAs("arrivals", _packed, _unpacked)] = ()
     prompt: str | None = None  # None: left unstored
     answer: str | None = None
-    reasoning: str | None = (
-        None  # streamed apart from the answer; None: left unstored, or there was none
-    )
+    # Streamed apart from the answer; None: left unstored, or there was none.
+    reasoning: str | None = None
     traffic: str = ""  # which kind of traffic, where a load mixes several
     scheduled_s: float | None = None  # when it was to be sent, where a schedule says so
     session: int | None = None  # which conversation, and which of its turns, from 0
@@ -118,7 +116,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def due_s(self) -> float:
-        """What latency counts from: a late client must not make a server look quick."""
+        """Return when latency begins to count: a late client must not make a server look quick."""
         if self.scheduled_s is None:
             return self.started_s
         return min(self.scheduled_s, self.started_s)
@@ -163,15 +161,14 @@ class ClientSample(msgspec.Struct, frozen=True):
     loop_lag_max_ms: float | None
     cpu_share: float | None  # of one core; of the busiest process where there are several
     client_limited: bool
-    delivered: float | None = (
-        None  # in flight while the level was full, as a share of what was asked for
-    )
+    # Requests in flight while the level was full, as a share of the concurrency asked for.
+    delivered: float | None = None
     processes: int = 1
 
 
 class LevelFact(msgspec.Struct, frozen=True):
-    """What belongs to one run of one level and is no request:
-    energy, the engine's own counters.
+    """A fact of one run of one level that is no request, such as energy or the engine's own
+    counters.
     """
 
     level: int
@@ -181,9 +178,12 @@ class LevelFact(msgspec.Struct, frozen=True):
 
 
 class CalibrationRecord(msgspec.Struct, frozen=True):
-    """What was measured on one machine with one setup, and the factors fitted to it, which
-    multiply predicted times. The newest of a kind wins. `host` is a fingerprint of the machine, or
-    the address of one elsewhere. `document` has all that it takes to fit anew."""
+    """The measurements of one machine with one setup, and the factors fitted to them, which
+    multiply predicted times.
+
+    The newest of a kind counts. `host` is a fingerprint of the machine, or the address of one
+    elsewhere. `document` has all that it takes to fit anew.
+    """
 
     id: str
     created_at: float  # unix time

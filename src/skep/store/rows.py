@@ -5,10 +5,10 @@ A field is the column of its name. An enum is stored as its value, what is no pl
 and a record inside another one as columns that begin with the field's name. `StoredAs` tells where
 a field differs.
 
-Also rows that people name, by id, by the beginning of it, or as the last, and that one process
-writes: is it still there? A process id alone does not tell: ids are reused, so its start time and
-the machine's boot come with it. Where there is no /proc (macOS), the id must do. A writer in
-another PID namespace looks gone."""
+Also rows that people name, by id, by the beginning of it, or as the last; and whether the process
+that writes them still lives. A process id alone does not tell: ids are reused, so its start time
+and the machine's boot are stored with it. Where there is no /proc (macOS), the id must do. A
+writer in another PID namespace seems to be gone."""
 
 from __future__ import annotations
 
@@ -41,16 +41,15 @@ _LARGEST = 2**63 - 1
 
 
 class StoredAs(msgspec.Struct, frozen=True):
-    """How a field is stored, where its name or type does not tell: `index: Annotated[int,
-    StoredAs("idx")]`.
+    """How a field is stored, where its name or type does not tell:
+    `index: Annotated[int, StoredAs("idx")]`.
     """
 
     name: str | None = None
     write: Convert | None = None
     read: Convert | None = None
-    joined: bool = (
-        False  # read from another table, or made of several columns: not written with the record
-    )
+    # Read from another table, or made of several columns: not written with the record.
+    joined: bool = False
     inner: type | None = None  # another record, as columns of its own
 
 
@@ -60,8 +59,8 @@ class _UnreadableJsonError(Exception):
 
 @cache
 def queries(package: str) -> dict[str, str]:
-    """Return the statements of a package's `queries.sql`, by the names before them: `-- probes:
-    ...`.
+    """Return the statements of a package's `queries.sql`, by the names before them:
+    `-- probes: ...`.
     """
     text = files(package).joinpath("queries.sql").read_text("utf-8")
     _, *parts = re.split(r"^-- (\w+): .*\n", text, flags=re.MULTILINE)
@@ -141,25 +140,25 @@ def columns(kind: type) -> tuple[str, ...]:
 def json_text(value: Any, *, sort_keys: bool = True) -> str:
     """Return JSON in ASCII.
 
-    What is no number becomes null, what is nested too deeply is left out: no row is lost.
+    Infinity and NaN become null, and a value that is nested too deeply becomes null as a whole: no
+    row is lost.
     """
+    dumps = partial(json.dumps, allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins)
     try:
-        return json.dumps(value, allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins)
+        return dumps(value)
     except ValueError:
-        return json.dumps(
-            finite(value), allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins
-        )
+        return dumps(finite(value))
     except RecursionError:
         return "null"
 
 
 def document_text(value: Any) -> str:
-    """Return JSON in its own order: a schema's says what is written first."""
+    """Return JSON with its keys in their own order: that of a schema is what is written first."""
     return json_text(value, sort_keys=False)
 
 
 def finite(value: Any) -> Any:
-    """Return the value with None for each number that is none: JSON has no word for infinity."""
+    """Return the value with None for infinity and NaN, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -170,8 +169,10 @@ def finite(value: Any) -> Any:
 
 
 def storable(text: str | None) -> str | None:
-    """Halves of a surrogate pair, which engines send in two chunks, are joined; a lone half
-    becomes U+FFFD.
+    """Return text that SQLite can store.
+
+    Halves of a surrogate pair, which engines send in two chunks, are joined; a lone half becomes
+    U+FFFD.
     """
     if text is None or text.isascii():
         return text
@@ -184,7 +185,7 @@ def _count(value: int | None) -> int | None:
     return None
 
 
-# As an endpoint says it: what has no place in a column is not known.
+# As an endpoint says it: a number too large for a column counts as not known.
 Count = Annotated[int | None, StoredAs(write=_count)]
 Figure = Annotated[float | None, StoredAs(write=finite)]
 JOINED = StoredAs(joined=True)
@@ -326,7 +327,7 @@ def _from_json(column: str, hint: Any, text: str) -> Any:
 
 
 def _any_value(value: Any) -> Any:
-    """Of a column that is named where it is written."""
+    """Return the value as it is stored in a column that no record's field describes."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, str):
@@ -337,7 +338,7 @@ def _any_value(value: Any) -> Any:
 
 
 class OpenStore(Protocol):
-    """What this needs of a store."""
+    """The part of a store that `NamedRows` needs."""
 
     def read(self, sql: str, *values: object) -> list[Row]: ...
     def transaction(self) -> AbstractContextManager[Connection]: ...
@@ -354,9 +355,8 @@ class NamedRows(msgspec.Struct, frozen=True):
     noun: str  # "run"
     lists: str = ""  # hint: how to see them all
     makes: str = ""  # hint: how to make one
-    parts: tuple[
-        str, ...
-    ] = ()  # those that point at others come first: they are deleted in this order
+    # Deleted in this order, so tables that point at others come first.
+    parts: tuple[str, ...] = ()
     key: str = "run_id"
     newest_first: str = "created_at DESC, {0}.rowid DESC"
 
@@ -401,25 +401,25 @@ class NamedRows(msgspec.Struct, frozen=True):
         raise UserError(f"there is no {self.noun} `{name}`; {overview}", hint=self.lists)
 
     def delete(self, store: OpenStore, ids: Iterable[str], check: Callable[[Row], None]) -> int:
-        """Return how many there were to delete.
+        """Delete rows by their ids; return how many there were.
 
-        `check` raises for one that must stay, and the others stay with it.
+        `check` raises for a row that must stay; then none is deleted.
         """
         with store.transaction() as connection:
             connection.executemany(
                 "INSERT INTO deleting VALUES (?)", [(name,) for name in sorted(set(ids))]
             )
-            doomed = connection.execute(
+            rows = connection.execute(
                 f"{self.select} JOIN deleting ON deleting.run_id = {self.table}.id"
             ).fetchall()
-            for row in doomed:
+            for row in rows:
                 check(row)
             for table, key in (*((part, self.key) for part in self.parts), (self.table, "id")):
                 connection.execute(
                     f"DELETE FROM {table} WHERE {key} IN (SELECT run_id FROM deleting)"  # noqa: S608
                 )
             connection.execute("DELETE FROM deleting")
-        return len(doomed)
+        return len(rows)
 
 
 PROC = Path("/proc")
@@ -446,18 +446,21 @@ def is_alive(writer: WriterProcess, proc: Path = PROC) -> bool:
         os.kill(writer.pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # it lives, as another user's process
         pass
     return True
 
 
 def writes_on(row: Row) -> bool:
-    """Return whether the writer that a row names still lives."""
+    """Return whether the process that a row names as its writer still lives."""
     return is_alive(read([row], WriterProcess)[0])
 
 
 def _start_ticks(pid: int, proc: Path) -> int | None:
-    """None for a process that is gone, or dead and not yet collected by its parent."""
+    """Return when a process started, in ticks since boot.
+
+    None for a process that is gone, or dead and not yet collected by its parent.
+    """
     try:
         stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         fields = stat.rpartition(")")[2].split()  # the name in parentheses may hold anything
@@ -485,7 +488,7 @@ def new_suffix() -> str:
 def free_id(
     connection: Connection, created_at: float, suffix: Callable[[], str] = new_suffix
 ) -> str:
-    """Inside the transaction that takes it."""
+    """Return an id that is not taken. Call it inside the transaction that stores it."""
     stamp = datetime.fromtimestamp(created_at, UTC).strftime("%Y%m%d-%H%M%S")
     for _ in range(ID_ATTEMPTS):
         name = f"{stamp}-{suffix()}"

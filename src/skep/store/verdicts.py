@@ -1,4 +1,4 @@
-"""Verdicts: what became of the answers to items."""
+"""Verdicts: how the answers to items were judged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VerdictOutcome(Enum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Of one request."""
+    """The verdict on the answer of one request."""
 
     level: int
     repeat: int
