@@ -27,14 +27,14 @@ GIB = 2**30
 MEMORY = {"gpt-oss-20b": 14 * GIB, "qwen3-coder-30b": 20 * GIB}  # of a card of 24 GiB
 
 
-def request(level, repeat, index, item, traffic, start, seconds, ttft_s, tokens, **more):
+def request(level, repeat, index, item, traffic, start, seconds, ttft_s, tokens, **fields):
     times = {
         "first_token_s": start + ttft_s,
         "last_token_s": start + seconds,
         "output_tokens": tokens,
     }
     return Request(
-        level, repeat, index, item.id, start, start + seconds, traffic=traffic, **times, **more
+        level, repeat, index, item.id, start, start + seconds, traffic=traffic, **times, **fields
     )
 
 
@@ -51,12 +51,12 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False, 
         for repeat, slower in enumerate(repeats):
             start = began = 1000.0 * level + 100 * repeat
             # Tokens; those of the side tasks are what turns leave.
-            left = round(all_tok_s * slower * sum(turns) / 1000)
+            tokens_left = round(all_tok_s * slower * sum(turns) / 1000)
             for turn, ms in enumerate(turns):
                 ttft_s = slower * (ttft_ms if turn == 0 else 50) / 1000
                 seconds = slower * ms / 1000
                 tokens = max(1, round(tok_s * (seconds - ttft_s)))
-                what = {
+                verdict = {
                     "session": 0,
                     "turn": turn,
                     "prompt": "Build it.",
@@ -65,7 +65,7 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False, 
                 if level >= dies_from and turn:
                     continue
                 if level >= dies_from:
-                    what |= {"error_kind": "http"}
+                    verdict |= {"error_kind": "http"}
                 rows.append(
                     request(
                         level,
@@ -77,7 +77,7 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False, 
                         seconds,
                         ttft_s,
                         tokens,
-                        **what,
+                        **verdict,
                     )
                 )
                 is_wrong = level >= dies_from or (collapsed and turn)
@@ -87,7 +87,7 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False, 
                     outcome = VerdictOutcome.PASSED
                 verdicts.append(Verdict(level, repeat, turn, PRIMARY[turn].id, outcome))
                 start += seconds
-                left -= tokens
+                tokens_left -= tokens
             for place, signed in enumerate(sides):
                 seconds = slower * abs(signed)
                 index = 1000 * (place + 1)
@@ -95,7 +95,7 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False, 
                     outcome = VerdictOutcome.PASSED
                 else:
                     outcome = VerdictOutcome.WRONG
-                what = {"prompt": "Do it.", "answer": f"answer of {SIDE[place].id}"}
+                verdict = {"prompt": "Do it.", "answer": f"answer of {SIDE[place].id}"}
                 rows.append(
                     request(
                         level,
@@ -106,8 +106,8 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False, 
                         began,
                         seconds,
                         0.1,
-                        left // len(sides),
-                        **what,
+                        tokens_left // len(sides),
+                        **verdict,
                     )
                 )
                 verdicts.append(

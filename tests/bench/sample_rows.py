@@ -10,12 +10,12 @@ HOST = read_host(NvidiaReport())
 def request(*arrivals, start=0.0, end=None, tokens=None, level=1, repeat=0, index=0, **fields):
     """Its tokens came at `arrivals`, and it ended with the last of them."""
     if arrivals:
-        known = {"first_token_s": arrivals[0], "last_token_s": arrivals[-1]}
+        times = {"first_token_s": arrivals[0], "last_token_s": arrivals[-1]}
     else:
-        known = {}
-    known |= {"output_tokens": tokens, "arrivals_s": tuple(arrivals), **fields}
+        times = {}
+    times |= {"output_tokens": tokens, "arrivals_s": tuple(arrivals), **fields}
     ended_s = end if end is not None else (arrivals or (start,))[-1]
-    return Request(level, repeat, index, "fix", start, ended_s, **known)
+    return Request(level, repeat, index, "fix", start, ended_s, **times)
 
 
 def evenly(first, last, number):

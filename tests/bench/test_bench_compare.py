@@ -39,8 +39,8 @@ def side(runs=STEADY, level=4, *, failing=(), limited=(), **fields):
 
 
 def judged(a, b, metric="effective tok/s", **how):
-    (found,) = [one for one in compare(a, b, **how) if one.metric == metric]
-    return found
+    (comparison,) = [candidate for candidate in compare(a, b, **how) if candidate.metric == metric]
+    return comparison
 
 
 # Verdicts
@@ -49,7 +49,7 @@ def judged(a, b, metric="effective tok/s", **how):
 def test_half_the_time_is_better_twice_the_time_is_worse_and_the_same_twice_not_distinguishable():
     quick = side()
     slow = side([2 * seconds for seconds in STEADY])
-    assert {one.judgement for one in compare(quick, side())} == {Judgement.SAME}
+    assert {comparison.judgement for comparison in compare(quick, side())} == {Judgement.SAME}
     assert judged(slow, quick).judgement is Judgement.BETTER
     worse = judged(quick, slow)
     assert (worse.judgement, worse.ratio.estimate) == (Judgement.WORSE, pytest.approx(0.5))
@@ -60,8 +60,10 @@ def test_of_latencies_less_is_better():
     late = side(ttft_s=0.2)
     assert judged(side(), late, "TTFT p50").judgement is Judgement.WORSE
     assert judged(late, side(), "TTFT p95").judgement is Judgement.BETTER
-    found = {one.metric: one.higher_is_better for one in compare(side(), late)}
-    assert [found[name] for name in ("effective tok/s", "task tok/s", "TPOT p50")] == [
+    higher_is_better = {
+        comparison.metric: comparison.higher_is_better for comparison in compare(side(), late)
+    }
+    assert [higher_is_better[name] for name in ("effective tok/s", "task tok/s", "TPOT p50")] == [
         True,
         True,
         False,
@@ -72,31 +74,40 @@ def test_noise_as_large_as_the_difference_is_no_verdict_unless_pairs_take_it_out
     noisy = (1.0, 1.4, 0.8, 1.2)
     sides = side(noisy), side([1.1 * seconds for seconds in noisy])
     assert judged(*sides).judgement is Judgement.SAME
-    found = judged(*sides, paired=True)
-    assert (found.judgement, found.ratio.estimate) == (Judgement.WORSE, pytest.approx(1 / 1.1))
+    comparison = judged(*sides, paired=True)
+    assert (comparison.judgement, comparison.ratio.estimate) == (
+        Judgement.WORSE,
+        pytest.approx(1 / 1.1),
+    )
 
 
 def test_one_run_shows_no_spread_and_is_not_compared():
-    found = judged(side([1.0]), side([2.0]))
-    assert (found.judgement, found.ratio) == (Judgement.UNKNOWN, None)
-    assert "two or more" in found.why
-    assert (found.a, found.b) == (pytest.approx(11.0), pytest.approx(5.5))
+    comparison = judged(side([1.0]), side([2.0]))
+    assert (comparison.judgement, comparison.ratio) == (Judgement.UNKNOWN, None)
+    assert "two or more" in comparison.why
+    assert (comparison.a, comparison.b) == (pytest.approx(11.0), pytest.approx(5.5))
 
 
 def test_a_level_where_the_client_was_the_limit_is_not_ranked():
-    found = judged(side(), side(limited=range(4)))
-    assert (found.judgement, found.why) == (Judgement.UNKNOWN, "the client was the limit in B")
+    comparison = judged(side(), side(limited=range(4)))
+    assert (comparison.judgement, comparison.why) == (
+        Judgement.UNKNOWN,
+        "the client was the limit in B",
+    )
     both = judged(side(limited=range(4)), side(limited=range(4)))
     assert both.why == "the client was the limit in A and B"
-    some = judged(side(), side([9.0, *STEADY[1:]], limited=[0]))  # left out where there are others
-    assert some.judgement is Judgement.SAME
+    partly = judged(
+        side(), side([9.0, *STEADY[1:]], limited=[0])
+    )  # left out where there are others
+    assert partly.judgement is Judgement.SAME
 
 
 def test_only_common_levels_are_compared():
     assert compare(side(level=2), side(level=4)) == []
     rows = [*side(level=2).rows, *side(level=4).rows]
     assert {
-        one.concurrency for one in compare(ComparedRun(summarise("r", rows), rows), side(level=4))
+        comparison.concurrency
+        for comparison in compare(ComparedRun(summarise("r", rows), rows), side(level=4))
     } == {4}
 
 
@@ -105,18 +116,18 @@ def test_runs_of_b_that_failed_altogether_are_not_forgotten(failing):
     """Half of B's runs brought not one answer: its speed is half of A's, and a build must not pass
     with it. Nor is one the same that refuses every second request at once, with half of the tokens
     in half of the time."""
-    found = compare(side(), side(failing=failing))
-    assert {one.judgement for one in found} != {Judgement.SAME}
+    comparisons = compare(side(), side(failing=failing))
+    assert {comparison.judgement for comparison in comparisons} != {Judgement.SAME}
     if len(failing) == 4:
         assert regressions(side(), side(failing=failing), 0.05)
-        assert "measure two or more" not in {one.why for one in found}
+        assert "measure two or more" not in {comparison.why for comparison in comparisons}
     rows = side(level=1).rows
     rows = [
         *rows,
         *(replace(row, index=1, ended_s=row.started_s, error_kind="http_429") for row in rows),
     ]
-    found = compare(side(level=1), ComparedRun(summarise("r", rows), rows))
-    assert {one.judgement for one in found} != {Judgement.SAME}
+    comparisons = compare(side(level=1), ComparedRun(summarise("r", rows), rows))
+    assert {comparison.judgement for comparison in comparisons} != {Judgement.SAME}
 
 
 # In turns
@@ -186,9 +197,9 @@ def test_every_pair_has_one_run_of_each_and_three_pairs_are_the_fewest(tmp_path)
 
 
 def test_one_that_does_not_answer_ends_both_and_both_say_so(tmp_path):
-    with FakeEngine(slots=2) as fake_engine, FakeEngine(slots=2) as two:
-        two.fault(kind="500", times=None)
+    with FakeEngine(slots=2) as fake_engine, FakeEngine(slots=2) as failing:
+        failing.fault(kind="500", times=None)
         with pytest.raises(Exception, match="answered no warm-up request"):
-            in_turns((fake_engine, two), tmp_path / "s.sqlite3", runs=2)
+            in_turns((fake_engine, failing), tmp_path / "s.sqlite3", runs=2)
     with open_store(tmp_path / "s.sqlite3") as store:
         assert [run.state for run in store.runs()] == [RunState.FAILED] * 2

@@ -36,10 +36,10 @@ def vllm(**values):
 
 
 def test_samples_are_summed_over_their_labels():
-    found = vllm(ttft=1.5, count=3, tokens=10)
-    assert found["vllm:generation_tokens_total"] == 15.0
-    assert found["vllm:prefix_cache_queries_total"] == 1000.0
-    assert "vllm:gauge" not in found
+    counters = vllm(ttft=1.5, count=3, tokens=10)
+    assert counters["vllm:generation_tokens_total"] == 15.0
+    assert counters["vllm:prefix_cache_queries_total"] == 1000.0
+    assert "vllm:gauge" not in counters
     assert parse_metrics('vllm:generation_tokens_total{model_name="a}b"} 7.0\n') != {}
     assert parse_metrics("<html>no metrics here</html>\n") == {}
 
@@ -71,8 +71,8 @@ def test_a_mean_is_the_sum_over_the_count_of_what_came_meanwhile(before, after, 
 
 
 def test_tokens_are_counted_and_an_engine_started_anew_meanwhile_says_nothing():
-    found = counted(vllm(ttft=1.0, count=10, tokens=100), vllm(ttft=1.6, count=12, tokens=140))
-    assert (found["output_tokens"], found["cached_tokens"]) == (40.0, 0.0)
+    figures = counted(vllm(ttft=1.0, count=10, tokens=100), vllm(ttft=1.6, count=12, tokens=140))
+    assert (figures["output_tokens"], figures["cached_tokens"]) == (40.0, 0.0)
     assert counted(vllm(ttft=5.0, count=50, tokens=900), vllm(ttft=0.1, count=1, tokens=2)) == {}
 
 
@@ -110,27 +110,32 @@ def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of
     """The gateway's `/metrics` are its own, so `engine_tok_s` was null for every vLLM behind
     it.
     """
-    with FakeEngine() as fake_engine, FakeEngine() as two, FakeEngine(model="other") as other:
+    with (
+        FakeEngine() as fake_engine,
+        FakeEngine() as second_engine,
+        FakeEngine(model="other") as other_model,
+    ):
         rows = [
             {"name": name, "url": engine.url, "slots": 1, "model": model, "confirms": "metrics"}
             for name, engine, model in (
                 ("a", fake_engine, "fake-model"),
-                ('b"x', two, "fake-model"),
-                ("c", other, "other"),
+                ('b"x', second_engine, "fake-model"),
+                ("c", other_model, "other"),
             )
         ]
         with GatewayProcess(tmp_path / "gateway.log") as gateway:
             gateway.serve(rows)
             for model in ("fake-model", "fake-model", "other"):
                 ask(gateway, model)
-            found = read(gateway.url)
+            counters = read(gateway.url)
             direct = [
-                read(engine.url)["vllm:generation_tokens_total"] for engine in (fake_engine, two)
+                read(engine.url)["vllm:generation_tokens_total"]
+                for engine in (fake_engine, second_engine)
             ]
-            assert sum(direct) == found["vllm:generation_tokens_total"] == 10.0
-            assert found["skep_build_info"] == 1.0
+            assert sum(direct) == counters["vllm:generation_tokens_total"] == 10.0
+            assert counters["skep_build_info"] == 1.0
             assert read(gateway.url, "other")["vllm:generation_tokens_total"] == 5.0
-            two.fault(kind="500", path="/metrics")
+            second_engine.fault(kind="500", path="/metrics")
             assert read(gateway.url)["vllm:generation_tokens_total"] == direct[0]
             with urllib.request.urlopen(f"{gateway.url}/metrics/engines", timeout=30) as answer:
                 text = answer.read().decode()

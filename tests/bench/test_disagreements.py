@@ -19,8 +19,8 @@ def row(arrivals=AGREED, tokens=11, engine=ENGINE, **fields):
 
 
 def only(*rows, **how):
-    (found,) = disagreements(rows, **how)
-    return found
+    (disagreement,) = disagreements(rows, **how)
+    return disagreement
 
 
 LATE = evenly(0.5, 1.5, 11)
@@ -73,19 +73,19 @@ def test_clocks_that_agree_are_not_mentioned(rows, counters):
     ids=["slower tokens", "a late first token", "in the gateway's queue", "a late client"],
 )
 def test_what_the_client_saw_later_has_its_cause(one, clock, client, engine, cause):
-    found = only(one)
-    assert (found.clock, found.client, found.engine) == (
+    disagreement = only(one)
+    assert (disagreement.clock, disagreement.client, disagreement.engine) == (
         clock,
         pytest.approx(client),
         pytest.approx(engine),
     )
-    assert cause in found.cause
+    assert cause in disagreement.cause
 
 
 def test_quicker_tokens_at_the_client_that_came_together_say_so():
-    found = only(row(arrivals=[0.1 + n // 4 / 10 for n in range(11)]))
-    assert (found.clock, found.client > found.engine) == (Clock.DECODE, True)
-    assert found.cause == "several tokens came in one read"
+    disagreement = only(row(arrivals=[0.1 + n // 4 / 10 for n in range(11)]))
+    assert (disagreement.clock, disagreement.client > disagreement.engine) == (Clock.DECODE, True)
+    assert disagreement.cause == "several tokens came in one read"
 
 
 def test_usage_and_the_engines_count_may_differ_by_the_end_token():
@@ -114,10 +114,10 @@ def test_usage_and_the_engines_count_may_differ_by_the_end_token():
 def test_counters_speak_where_the_engine_says_nothing_of_a_request(
     fields, counters, clock, client, engine, cause
 ):
-    found = only(row(engine=EngineTimings(), **fields), counters=counters)
-    assert (found.clock, found.client, found.engine) == (
+    disagreement = only(row(engine=EngineTimings(), **fields), counters=counters)
+    assert (disagreement.clock, disagreement.client, disagreement.engine) == (
         clock,
         pytest.approx(client),
         pytest.approx(engine),
     )
-    assert cause in found.cause
+    assert cause in disagreement.cause

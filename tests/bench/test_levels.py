@@ -12,20 +12,20 @@ GOAL = PrecisionGoal(relative=0.03, fewest=4, max_repeats=8)
 
 def run_of(level, tok_s, *, ttft_s=0.1, failing=False):
     """One second at `level` agents, a request each, with `tok_s` tokens a second together."""
-    told = {
+    fields = {
         "level": level,
         "tokens": round(tok_s * 1000) // level,
         "error_kind": "cut" if failing else None,
     }
-    return [request(*evenly(ttft_s, 1000.0, 101), index=index, **told) for index in range(level)]
+    return [request(*evenly(ttft_s, 1000.0, 101), index=index, **fields) for index in range(level)]
 
 
-def walk(schedule, figures, *, most=200, limited=()):
+def walk(schedule, figures, *, max_runs=200, limited=()):
     """Levels in the order asked for; `figures(level, run)` is the speed of a run."""
     order = []
     times = {}
     while (level := schedule.next_level()) is not None:
-        assert len(order) < most, "it never ends"
+        assert len(order) < max_runs, "it never ends"
         run = times.get(level, 0)
         times[level] = run + 1
         order.append(level)

@@ -52,7 +52,7 @@ def indexes(rows):
 @pytest.mark.parametrize(("number", "width"), [(24, 24), (20, 3)], ids=["a burst", "steady"])
 def test_a_load_has_as_many_in_flight_as_asked_for_and_never_more(number, width):
     with FakeEngine(slots=24, ttft_ms=500 if number == width else 5) as engine:
-        rows = run(engine, lambda sender, took: steady(sender, took, tasks(number), width))
+        rows = run(engine, lambda sender, on_row: steady(sender, on_row, tasks(number), width))
         assert engine.state()["max_inside"] == width
     assert indexes(rows) == list(range(number))
     assert all(row.ok and row.output_tokens == 2 for row in rows)
@@ -65,7 +65,7 @@ def test_no_more_is_begun_when_the_time_is_over_and_what_is_under_way_is_waited_
         endless = (taken.append(index) or task(index) for index in count())
         rows = run(
             engine,
-            lambda sender, took: steady(sender, took, endless, 2, until_s=sender.now() + 0.2),
+            lambda sender, on_row: steady(sender, on_row, endless, 2, until_s=sender.now() + 0.2),
         )
     assert 2 <= len(rows) < 200
     assert len(rows) <= len(taken) <= len(rows) + 2
@@ -84,7 +84,7 @@ def test_a_schedule_does_not_wait_for_answers():
         offsets = [0.0, 0.01, 0.02]
         rows = run(
             engine,
-            lambda sender, took: scheduled(sender, took, zip(offsets, tasks(3), strict=True)),
+            lambda sender, on_row: scheduled(sender, on_row, zip(offsets, tasks(3), strict=True)),
         )
         assert engine.state()["max_inside"] == 3
     assert max(row.first_token_s - row.due_s for row in rows) >= 0.15
@@ -93,9 +93,9 @@ def test_a_schedule_does_not_wait_for_answers():
 def test_a_late_client_is_seen_in_the_latency_and_not_forgiven(engine):
     """The loop stands still for 0.2 s while requests are due."""
 
-    async def load(sender, took):
+    async def load(sender, on_row):
         asyncio.get_running_loop().call_later(0.02, time.sleep, 0.2)
-        await scheduled(sender, took, zip([0.0, 0.05, 0.06], tasks(3), strict=True))
+        await scheduled(sender, on_row, zip([0.0, 0.05, 0.06], tasks(3), strict=True))
 
     rows = sorted(run(engine, load), key=lambda row: row.index)
     late = rows[1]
@@ -114,8 +114,8 @@ def talk(first, turns, *, think_s=()):
 
 
 def test_a_conversation_grows_by_the_answers_it_got(engine):
-    one = talk(10, 3, think_s=(0.01, 0.02))
-    rows = run(engine, lambda sender, took: run_conversations(sender, took, [one], 2))
+    conversation = talk(10, 3, think_s=(0.01, 0.02))
+    rows = run(engine, lambda sender, on_row: run_conversations(sender, on_row, [conversation], 2))
     assert rows[2].prompt.split("\n") == [
         "Be brief.",
         "go on",
@@ -137,7 +137,9 @@ def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(engine):
     first = talk(0, 3)
     second = talk(100, 2)
     engine.fault(kind="close-mid", after_tokens=1)
-    rows = run(engine, lambda sender, took: run_conversations(sender, took, [first, second], 1))
+    rows = run(
+        engine, lambda sender, on_row: run_conversations(sender, on_row, [first, second], 1)
+    )
     assert [(row.index, row.ok) for row in rows] == [(0, False), (100, True), (101, True)]
 
 
@@ -146,7 +148,7 @@ def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(engine):
 
 def test_a_timeout_is_a_row_and_its_connection_is_given_up(engine):
     engine.fault(kind="hang-mid", after_tokens=1)
-    rows = run(engine, lambda sender, took: steady(sender, took, tasks(2), 2), timeout_s=0.2)
+    rows = run(engine, lambda sender, on_row: steady(sender, on_row, tasks(2), 2), timeout_s=0.2)
     engine.wait_for(running=0)
     kinds = {row.error_kind for row in rows}
     assert kinds == {"timeout", None}
@@ -158,13 +160,13 @@ def test_a_timeout_is_a_row_and_its_connection_is_given_up(engine):
 def test_connections_that_the_server_closed_meanwhile_are_made_again_unseen():
     with FakeEngine(slots=8, idle_close_s=0.2, ttft_ms=20) as engine:
 
-        async def load(sender, took):
+        async def load(sender, on_row):
             await asyncio.to_thread(engine.wait_for, connections_open=0)
             while " 0 open" not in repr(
                 sender.pool
             ):  # it is closed there before that is seen here
                 await asyncio.sleep(0.001)
-            await steady(sender, took, tasks(8), 8)
+            await steady(sender, on_row, tasks(8), 8)
 
         rows = run(engine, load, ready=8)
         assert engine.state()["requests"] == 8
@@ -177,7 +179,7 @@ def test_a_request_that_the_server_drops_is_a_failed_one_and_not_made_twice():
     """
     with FakeEngine(slots=8) as engine:
         engine.fault(kind="close-first", times=1)
-        rows = run(engine, lambda sender, took: steady(sender, took, tasks(4), 4), ready=4)
+        rows = run(engine, lambda sender, on_row: steady(sender, on_row, tasks(4), 4), ready=4)
         assert engine.state()["requests"] == 4
     assert [row.error_kind for row in rows].count("closed") == 1
 
@@ -188,8 +190,8 @@ def test_a_request_that_the_server_drops_is_a_failed_one_and_not_made_twice():
 def test_cancelling_a_load_gives_up_what_is_under_way():
     with FakeEngine(slots=4, ttft_ms=60_000) as engine:
 
-        async def load(sender, took):
-            work = asyncio.create_task(steady(sender, took, tasks(4), 4))
+        async def load(sender, on_row):
+            work = asyncio.create_task(steady(sender, on_row, tasks(4), 4))
             await asyncio.to_thread(engine.wait_for, running=4)
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -234,12 +236,12 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
 def test_more_fields_of_a_body_are_sent_as_they_are_and_half_a_surrogate_pair_is_no_traceback(
     engine,
 ):
-    async def load(sender, took):
+    async def load(sender, on_row):
         assert (
             body_of(task(body={"cache_prompt": False}), sender.endpoint)["cache_prompt"] is False
         )
         assert body_of(task(fixed_output=True), sender.endpoint)["ignore_eos"] is True
-        await steady(sender, took, [task(text="half \ud83d of it")], 1)
+        await steady(sender, on_row, [task(text="half \ud83d of it")], 1)
 
     (row,) = run(engine, load)
     assert row.ok

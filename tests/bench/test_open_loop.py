@@ -86,14 +86,14 @@ def test_nothing_is_made_up_while_it_is_measured(engine, store):
     74 ms, not 54.
     """
     maker = Watched(Workload(max_tokens=2, seed=1))
-    made = []
+    prompts = []
 
     def show(progress):
         if progress.level:
-            made.append(maker.made)
+            prompts.append(maker.made)
 
     opened(engine, store, plan_of(100.0, for_s=0.4), maker, show)
-    assert set(made[1:]) == {42}  # with those of the warm-up
+    assert set(prompts[1:]) == {42}  # with those of the warm-up
 
 
 def test_prompts_that_come_again_begin_with_another_line():
@@ -205,9 +205,9 @@ async def test_rows_that_are_being_written_when_the_run_ends_are_not_lost(store)
 
 def locked(path):
     """Somebody else's transaction; ends with `close`."""
-    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    return other
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("BEGIN IMMEDIATE")
+    return connection
 
 
 async def test_a_store_that_stays_locked_ends_the_run_with_one_clear_error(store):
@@ -215,8 +215,8 @@ async def test_a_store_that_stays_locked_ends_the_run_with_one_clear_error(store
     with pytest.raises(StoreError, match="locked"):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
             writing.add_row(row(0))
-            other = locked(store.path)
-    other.close()
+            connection = locked(store.path)
+    connection.close()
     assert stored(store)[0] in (RunState.FAILED, RunState.INCOMPLETE, RunState.RUNNING)
 
 
@@ -224,11 +224,11 @@ async def test_rows_refused_by_a_lock_are_written_when_it_is_gone(store):
     store._connection.execute("PRAGMA busy_timeout = 20")
     with pytest.raises(StoreError, match="locked"):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
-            other = locked(store.path)
+            connection = locked(store.path)
             writing.add_row(row(0))
             while writing.broken is None:
                 await asyncio.sleep(0.01)
-            other.close()
+            connection.close()
             writing.add_row(row(1))
     assert stored(store)[2] == 2
 
@@ -308,17 +308,17 @@ async def test_what_is_drawn_before_the_first_request_is_not_counted(engine, sto
 
 async def test_garbage_is_collected_before_the_beginning_and_not_at_it():
     """The first requests of every spread schedule were late by a collection."""
-    seen = []
+    generations = []
 
     def note(phase, info):
-        seen.append(info["generation"])
+        generations.append(info["generation"])
 
     gc.callbacks.append(note)
     try:
         with garbage_kept():
-            before = seen.count(2)
+            before = generations.count(2)
             async with watch_client():
                 pass
-            assert (before, seen.count(2)) == (2, 2)  # its start and its stop
+            assert (before, generations.count(2)) == (2, 2)  # its start and its stop
     finally:
         gc.callbacks.remove(note)

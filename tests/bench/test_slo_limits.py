@@ -54,9 +54,9 @@ def test_the_share_of_a_limit(limits, rows, share):
     ],
 )
 def test_names_units_and_percentiles_are_read_and_read_back_as_they_were(text, limits):
-    found = SloLimits.parse(text)
-    assert found.limits == tuple(SloLimit(*limit) for limit in limits)
-    assert SloLimits.parse(str(found)) == found
+    parsed = SloLimits.parse(text)
+    assert parsed.limits == tuple(SloLimit(*limit) for limit in limits)
+    assert SloLimits.parse(str(parsed)) == parsed
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_the_highest_level_that_kept_it_and_the_lowest_that_did_not(runs, met, f
             level=level,
             repeat=repeat,
         )
-        for level, some in runs.items()
-        for repeat, ttft in enumerate(some)
+        for level, run in runs.items()
+        for repeat, ttft in enumerate(run)
     ]
     promise = promise_of(SloLimits.parse("ttft=1s"), rows)
     assert (promise.highest_met, promise.lowest_failed, promise.safe, promise.limits) == (

@@ -205,7 +205,7 @@ def some_event(rng):
         ]
     )
     plain = {"index": 0, "delta": {"content": word}, "finish_reason": None}
-    other = {"index": 1, "delta": {"content": word}, "finish_reason": None}
+    second_choice = {"index": 1, "delta": {"content": word}, "finish_reason": None}
     usage = {"prompt_tokens": 1, "completion_tokens": rng.randrange(9)}
     return rng.choice(
         [
@@ -213,7 +213,7 @@ def some_event(rng):
             (compact([plain], usage=None), word, 1),
             (compact([plain], usage=usage), word, 1),
             (compact([plain], timings={"predicted_n": 1}), word, 1),
-            (compact([plain, other]), word * 2, 2),
+            (compact([plain, second_choice]), word * 2, 2),
             (compact([{"index": 0, "delta": {"content": word, "refusal": None}}]), word, 1),
             (compact([{"index": 0, "delta": {"reasoning_content": word}}]), "", 1),
             (compact([{"index": 0, "delta": {"content": ""}}]), "", 0),
@@ -476,11 +476,15 @@ def test_reading_is_put_off_to_the_end_but_for_an_endless_stream(size, reads):
 
     async def run():
         reading = reader()
-        most = 0
+        max_buffered = 0
         for at in range(reads):
             reading.on_body(data, float(at))
-            most = max(most, reading.reads)
-        assert most == reads if size == 1 else most <= READ_BEFORE_THE_END_BYTES // len(data) + 1
+            max_buffered = max(max_buffered, reading.reads)
+        assert (
+            max_buffered == reads
+            if size == 1
+            else max_buffered <= READ_BEFORE_THE_END_BYTES // len(data) + 1
+        )
         assert (reading.arrivals == []) == (size == 1)
         reading.give_up("timeout", "enough", float(reads))
         reading.digest()
@@ -515,7 +519,7 @@ def test_a_whole_answer_arrives_at_its_end():
 
 
 def lines(*objects):
-    return b"".join(json.dumps(one).encode() + b"\n" for one in objects)
+    return b"".join(json.dumps(document).encode() + b"\n" for document in objects)
 
 
 OLLAMA_END = {
@@ -559,20 +563,20 @@ def test_an_event_that_never_ends_is_given_up_before_it_fills_the_memory(kind):
     """Without a line end nothing could be read, and 24 MiB were kept until the time was up."""
     reading = receive(b"data: ", *[MUCH] * 3, kind=kind)
     assert not reading.is_given_up
-    reading = receive_until_given_up(MUCH, kind, most=24)
+    reading = receive_until_given_up(MUCH, kind, limit=24)
     assert reading.is_given_up
     reading.digest()
     assert (reading.error_kind, reading.reads) == ("garbage", 0)
     assert "longer than 16 MiB" in reading.error
 
 
-def receive_until_given_up(data, kind, *, most):
+def receive_until_given_up(data, kind, *, limit):
     """Hand the same bytes to a reader until it gives up, at most so many times."""
 
     async def run():
         reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_head(ResponseHead(200, [(b"content-type", kind)], None), 0.0)
-        for at in range(most):
+        for at in range(limit):
             if reading.done.done():
                 break
             reading.on_body(data, float(at))

@@ -16,7 +16,7 @@ from skep.store.records import ClientSample, EngineTimings, LevelFact
 def row(level=1, repeat=0, index=0, start=0.0, end=1.0, tokens=10, **fields):
     """Its first token a tenth of the way, its last at its end."""
     arrivals = evenly(start + (end - start) / 10, end, 10)
-    told = {
+    defaults = {
         "level": level,
         "repeat": repeat,
         "index": index,
@@ -24,7 +24,7 @@ def row(level=1, repeat=0, index=0, start=0.0, end=1.0, tokens=10, **fields):
         "finish_reason": "stop",
         **fields,
     }
-    return request(*arrivals, start=start, **told)
+    return request(*arrivals, start=start, **defaults)
 
 
 def sample(level, repeat, *, limited):
@@ -239,9 +239,13 @@ def test_levels_of_fewer_than_three_tasks_an_agent_have_no_cliff():
     """
     enough = summarise("r", batches({1: 10, 2: 10, 4: 3}))
     assert (enough.turning.cliff, enough.turning.few) == (2, ())
-    found = summarise("r", [*batches({1: 10, 2: 10}), *batches({4: 3}, tasks_each=2)])
-    assert (found.turning.cliff, found.turning.few, found.turning.sure) == (None, (4,), False)
-    (line,) = [line for line in remarks(found) if "C=4" in line]
+    summary = summarise("r", [*batches({1: 10, 2: 10}), *batches({4: 3}, tasks_each=2)])
+    assert (summary.turning.cliff, summary.turning.few, summary.turning.sure) == (
+        None,
+        (4,),
+        False,
+    )
+    (line,) = [line for line in remarks(summary) if "C=4" in line]
     assert "fewer than three tasks an agent" in line
     assert "--tasks 12" in line
 
@@ -264,10 +268,10 @@ def test_two_runs_are_told_as_two_values_and_no_knee_is_made_of_them(capsys):
     assert [level.effective_interval for level in summary.levels] == [None] * 3
     assert [level.ttft_interval for level in summary.levels] == [None] * 3
     print_summary(summary)
-    told = capsys.readouterr()
-    assert "112..141 (2 runs)" in told.out
-    assert "C=1, C=2, C=4 cannot be told apart" in told.err
-    assert not any(words in told.err for words in ("knee at", "cliff beyond", "between 0"))
+    output = capsys.readouterr()
+    assert "112..141 (2 runs)" in output.out
+    assert "C=1, C=2, C=4 cannot be told apart" in output.err
+    assert not any(words in output.err for words in ("knee at", "cliff beyond", "between 0"))
 
 
 def test_no_knee_is_told_of_single_runs_nor_of_levels_that_the_client_limited():
@@ -304,8 +308,8 @@ def test_no_knee_is_told_of_single_runs_nor_of_levels_that_the_client_limited():
 def test_every_way_in_which_a_client_is_the_limit_has_its_words(figures, why):
     fields = {"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 1.0, "cpu_share": 0.1, **figures}
     slow = ClientSample(8, 0, client_limited=True, **fields)
-    found = summarise("r", [row(8, 0), row(8, 1)], [slow])
-    assert found.levels[0].repeats[0].why == why
+    summary = summarise("r", [row(8, 0), row(8, 1)], [slow])
+    assert summary.levels[0].repeats[0].why == why
 
 
 # Schedules

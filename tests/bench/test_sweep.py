@@ -133,8 +133,10 @@ def test_the_same_seed_asks_the_same_questions(engine, store):
     assert {(row.prompt, row.answer) for row in store.requests(bare)} == {(None, None)}
     endpoint = asyncio.run(find_endpoint(engine.url, None))
     plans = (plan_of(seed=1), plan_of(seed=2), plan_of(tasks=3))
-    one, other_seed, other_tasks = (run_fingerprint(plan, endpoint, HOST) for plan in plans)
-    assert one == other_seed != other_tasks
+    fingerprint, other_seed, other_tasks = (
+        run_fingerprint(plan, endpoint, HOST) for plan in plans
+    )
+    assert fingerprint == other_seed != other_tasks
 
 
 def test_the_url_may_have_v1_or_not_and_the_only_model_need_not_be_named(engine):

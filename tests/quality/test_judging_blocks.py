@@ -76,37 +76,39 @@ def item(kind, **values):
 @pytest.mark.needs("bwrap")
 def test_what_stands_beside_the_program_does_not_spoil_it_and_what_belongs_to_it_is_kept():
     """A fault of the program itself is never left out."""
-    found = outcomes(PAGES, BESIDE | {name: codes for name, (codes, _) in FAULTY.items()})
+    verdicts = outcomes(PAGES, BESIDE | {name: codes for name, (codes, _) in FAULTY.items()})
     expected = dict.fromkeys(BESIDE, VerdictOutcome.PASSED) | {
         name: end for name, (_, end) in FAULTY.items()
     }
-    assert {name: told for name, told in found.items() if told[0] is not expected[name]} == {}
+    assert {
+        name: verdict for name, verdict in verdicts.items() if verdict[0] is not expected[name]
+    } == {}
 
 
 @pytest.mark.needs("bwrap")
 def test_a_function_or_a_body_may_have_an_example_beside_it():
     prompt = 'def twice(x: int) -> int:\n    """Double it."""\n'
-    asked = item(
+    double = item(
         "completion",
         prompt=prompt,
         entry_point="twice",
         tests="def check(f):\n    assert f(2) == 4\n",
     )
     whole = [f"{prompt}    return 2 * x", "print(twice(y))"]
-    found = outcomes(asked, {"whole": whole, "body": ["    return 2 * x"]})
-    assert {outcome for outcome, _ in found.values()} == {VerdictOutcome.PASSED}, found
+    verdicts = outcomes(double, {"whole": whole, "body": ["    return 2 * x"]})
+    assert {outcome for outcome, _ in verdicts.values()} == {VerdictOutcome.PASSED}, verdicts
 
 
 @pytest.mark.needs("bwrap")
 def test_without_an_entry_point_the_tests_say_what_is_asked_for():
     """The item's own test is run even if the answer has one of that name."""
-    asked = item("python", tests="s = Stack()\ns.push(1)\nassert s.pop() == 1\n")
+    stack = item("python", tests="s = Stack()\ns.push(1)\nassert s.pop() == 1\n")
     right = "class Stack(list):\n    push = list.append"
-    found = outcomes(
-        asked,
+    verdicts = outcomes(
+        stack,
         {"usage": [right, "s = Stack(size)"], "broken": ["x = 1", right.replace("list", "List")]},
     )
-    assert [outcome for outcome, _ in found.values()] == [
+    assert [outcome for outcome, _ in verdicts.values()] == [
         VerdictOutcome.PASSED,
         VerdictOutcome.BROKEN,
     ]
@@ -115,17 +117,17 @@ def test_without_an_entry_point_the_tests_say_what_is_asked_for():
         "b",
         "d",
     }
-    asked = item("python", tests="def test_add():\n    assert add(1, 2) == 3\n", entry_point="add")
-    own = ["def add(a, b):\n    return a - b\n\ndef test_add():\n    assert add(3, 1) == 2"]
-    told = (VerdictOutcome.WRONG, "AssertionError at `assert add(1, 2) == 3`")
-    assert outcomes(asked, {"own": own}) == {"own": told}
+    stack = item("python", tests="def test_add():\n    assert add(1, 2) == 3\n", entry_point="add")
+    with_tests = ["def add(a, b):\n    return a - b\n\ndef test_add():\n    assert add(3, 1) == 2"]
+    failure = (VerdictOutcome.WRONG, "AssertionError at `assert add(1, 2) == 3`")
+    assert outcomes(stack, {"own": with_tests}) == {"own": failure}
 
 
 @pytest.mark.needs("bwrap")
 def test_a_regular_expression_is_searched_for_in_the_sandbox_and_one_that_takes_for_ever_is_ended():
-    asked = item("regex", pattern=r"^b\d+$")
-    assert needs_sandbox([asked])
-    verdicts = texts_judged(asked, ["a\nb12\nc", "ab12", "```python\nb12\n```"])
+    pattern = item("regex", pattern=r"^b\d+$")
+    assert needs_sandbox([pattern])
+    verdicts = texts_judged(pattern, ["a\nb12\nc", "ab12", "```python\nb12\n```"])
     assert [verdict.passed for verdict in verdicts] == [True, False, True]
     assert verdicts[1].detail == "`^b\\d+$` is not there"
     (verdict,) = texts_judged(
@@ -139,8 +141,10 @@ LIGHT = [name for name in ALL if name.startswith(("bug/", "docstring/"))]
 
 
 def surprises(verdicts):
-    told = {name: (verdict.outcome.value, verdict.detail) for name, verdict in verdicts.items()}
-    return {name: words for name, words in told.items() if words[0] != expected(name)}
+    outcomes_by_name = {
+        name: (verdict.outcome.value, verdict.detail) for name, verdict in verdicts.items()
+    }
+    return {name: words for name, words in outcomes_by_name.items() if words[0] != expected(name)}
 
 
 @pytest.mark.needs("bwrap")

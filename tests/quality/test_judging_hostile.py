@@ -96,15 +96,15 @@ GARBAGE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["docstring", "completion", "fastapi1", "mutants", "reader"])
 def test_answers_that_are_no_answers_get_a_verdict_of_every_kind(kind):
-    other = {"prompt": "def double(x):\n", "tests": "def check(f):\n    assert f(1) == 2"}
+    completion = {"prompt": "def double(x):\n", "tests": "def check(f):\n    assert f(1) == 2"}
     if kind == "completion":
-        asked = item(kind, **other)
+        hostile_item = item(kind, **completion)
     else:
-        asked = ITEMS[kind]
-    none_of_them_passes(asked, [form for code in GARBAGE for form in (block(code), code)])
+        hostile_item = ITEMS[kind]
+    none_of_them_passes(hostile_item, [form for code in GARBAGE for form in (block(code), code)])
 
 
-def none_of_them_passes(asked, texts):
-    verdicts = texts_judged(asked, texts)
+def none_of_them_passes(hostile_item, texts):
+    verdicts = texts_judged(hostile_item, texts)
     assert not any(verdict.passed for verdict in verdicts)
     assert all(len(verdict.detail) <= 300 and verdict.detail.isprintable() for verdict in verdicts)

@@ -16,30 +16,33 @@ from skep.store.verdicts import Verdict, VerdictOutcome
 
 def turn(number, start, end, *, level=1, repeat=0, tokens=100, first=0.1, **fields):
     """One of the three turns; its first token comes `first` seconds after it was sent."""
-    told = {
+    defaults = {
         "first_token_s": start + first,
         "last_token_s": end,
         "output_tokens": tokens,
         "traffic": "primary",
     }
-    told |= {"session": 0, "turn": number, "answer": "code", **fields}
-    return Request(level, repeat, number, PRIMARY[number].id, start, end, **told)
+    defaults |= {"session": 0, "turn": number, "answer": "code", **fields}
+    return Request(level, repeat, number, PRIMARY[number].id, start, end, **defaults)
 
 
 def side(place, start, end, *, level=2, repeat=0, number=0, **fields):
-    told = {
+    defaults = {
         "first_token_s": start + 0.2,
         "last_token_s": end,
         "output_tokens": 50,
         "traffic": "side",
     }
-    told |= {"answer": "code", **fields}
-    return Request(level, repeat, 1000 * place + number, SIDE[place - 1].id, start, end, **told)
+    defaults |= {"answer": "code", **fields}
+    return Request(
+        level, repeat, 1000 * place + number, SIDE[place - 1].id, start, end, **defaults
+    )
 
 
-def talk(level=1, repeat=0, at=0.0, each=1.0):
+def talk(level=1, repeat=0, at=0.0, seconds=1.0):
     return [
-        turn(n, at + n * each, at + (n + 1) * each, level=level, repeat=repeat) for n in range(3)
+        turn(n, at + n * seconds, at + (n + 1) * seconds, level=level, repeat=repeat)
+        for n in range(3)
     ]
 
 
@@ -82,17 +85,22 @@ def test_figures_of_a_turn_and_of_the_conversation_are_medians_over_repeats():
         turn(0, 0.0, end, repeat=n, first=ttft)
         for n, (end, ttft) in enumerate([(1.0, 0.1), (3.0, 0.5), (2.0, 0.2)])
     ]
-    found = level_of(rows).turns[0]
-    assert (found.item, found.runs, found.seconds, found.output_tokens) == ("P1.1", 3, 2.0, 100)
-    assert (found.ttft_ms, found.tok_s) == pytest.approx((200, 100 / 1.8))
+    figures = level_of(rows).turns[0]
+    assert (figures.item, figures.runs, figures.seconds, figures.output_tokens) == (
+        "P1.1",
+        3,
+        2.0,
+        100,
+    )
+    assert (figures.ttft_ms, figures.tok_s) == pytest.approx((200, 100 / 1.8))
     rows = [
         row
-        for n, each in enumerate((1.0, 3.0, 2.0))
-        for row in talk(repeat=n, at=100.0 * n, each=each)
+        for n, seconds in enumerate((1.0, 3.0, 2.0))
+        for row in talk(repeat=n, at=100.0 * n, seconds=seconds)
     ]
-    found = level_of(rows)
-    assert (found.primary_s, found.primary_low_s, found.primary_high_s) == (6.0, 3.0, 9.0)
-    assert (found.repeats, found.name, found.wall_s) == (3, "P1", 18.0)
+    figures = level_of(rows)
+    assert (figures.primary_s, figures.primary_low_s, figures.primary_high_s) == (6.0, 3.0, 9.0)
+    assert (figures.repeats, figures.name, figures.wall_s) == (3, "P1", 18.0)
     failed = level_of([*talk(), turn(0, 10.0, 900.0, repeat=1, **FAILED)])
     assert (failed.turns[0].seconds, failed.turns[0].runs, failed.primary_s) == (1.0, 2, 3.0)
     assert [turn.judged for turn in level_of([*talk(), turn(0, 10.0, 11.0, repeat=1)]).turns] == [
@@ -165,7 +173,7 @@ def test_aggregate_speed_is_all_tokens_over_wall_time_without_the_warm_up():
     rows = [*talk(level=2), side(1, 0.0, 5.0), turn(0, 0.0, 9.0, level=0)]
     assert [level.concurrency for level in summed(rows).levels] == [2]
     assert level_of(rows).aggregate_tok_s == pytest.approx(350 / 5)
-    assert [(one.item, one.runs) for one in level_of(talk(level=5)).side] == [
+    assert [(task.item, task.runs) for task in level_of(talk(level=5)).side] == [
         (f"S{n}", 0) for n in (1, 2, 3, 4)
     ]
 
@@ -252,7 +260,7 @@ def given(concurrency, primary_s, wall_s=None, *, passed=3, tok_s=None):
         TaskFigures(f"S{n}", "", 1, 100.0, 1.0, 50, 50.0, int(passed > 0), 1)
         for n in range(1, concurrency)
     ]
-    finished = sum(one.passed for one in (*turns, *beside))
+    finished = sum(task.passed for task in (*turns, *beside))
     wall = wall_s or primary_s or 1.0
     return MixedLevel(
         f"level {concurrency}",
@@ -322,5 +330,5 @@ def test_without_a_finished_conversation_at_c_1_or_an_answer_that_passed_there_i
     assert advice_of([given(1, None), given(2, 2.0)]).concurrency is None
     assert advice_of([given(1, 1.0), given(2, None)]).concurrency == 1
     advice = advice_of([given(1, 1.0, passed=0), given(3, 1.1, passed=0)])
-    said = "none of 8 answers passed, at any level: no level does this work"
-    assert (advice.concurrency, advice.reasons) == (None, (said,))
+    reason = "none of 8 answers passed, at any level: no level does this work"
+    assert (advice.concurrency, advice.reasons) == (None, (reason,))

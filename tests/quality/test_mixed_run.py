@@ -46,12 +46,12 @@ def answers(tmp_path_factory):
     a few words to the side tasks.
     """
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    said = [
+    messages = [
         *zip(PRIMARY[::-1], (GET_USERS, RULES, POST_USERS), strict=True),
         *((item, WORDS) for item in SIDE),
     ]
     path.write_text(
-        "\n".join(json.dumps({"prompt": asked(item), "answer": text}) for item, text in said)
+        "\n".join(json.dumps({"prompt": asked(item), "answer": text}) for item, text in messages)
     )
     return path
 
@@ -122,13 +122,13 @@ def test_thoughts_inside_an_answer_are_not_sent_back_and_first_lines_follow_the_
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "e", "answer": "<think> of bees </think> done"}))
     with FakeEngine(slots=8, token_ms=0.2, answers=path) as thoughtful:
-        first, again, other = (
+        first, again, other_seed = (
             mixed(thoughtful, store, repeats=1, levels=(1,), seed=seed)[1] for seed in (1, 1, 2)
         )
     assert "bees" in first[0].answer
     assert "done" in first[2].prompt
     assert "bees" not in first[2].prompt
-    assert first_line(first[0]) == first_line(again[0]) != first_line(other[0])
+    assert first_line(first[0]) == first_line(again[0]) != first_line(other_seed[0])
 
 
 @pytest.mark.slow
@@ -153,11 +153,11 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
     summary, rows = mixed(engine, store, repeats=1, levels=(1, 2), seed=5)
     run = store.run(summary.run_id)
     assert (run.kind, run.state) == ("mixed", RunState.DONE)
-    kept = {
+    stored = {
         name: run.config[name] for name in ("repeats", "seed", "temperature", "sandbox", "levels")
     }
-    told = {"repeats": 1, "seed": 5, "temperature": 0.2}
-    assert kept == {**told, "sandbox": "idle", "levels": ["P1", "P1+S1"]}
+    settings = {"repeats": 1, "seed": 5, "temperature": 0.2}
+    assert stored == {**settings, "sandbox": "idle", "levels": ["P1", "P1+S1"]}
     assert [item.id for item in store.items(run.id)] == ["P1.1", "P1.2", "P1.3", "S1"]
     verdicts = store.verdicts(run.id)
     assert [(verdict.level, verdict.index, verdict.item) for verdict in verdicts] == [

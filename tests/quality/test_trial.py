@@ -27,9 +27,9 @@ def level_of(concurrency, items, lost=0, gained=0, *, base=0.75, needed=None, ca
     both = round(base * items) - lost
     pairs = [(True, False)] * lost + [(False, True)] * gained + [(True, True)] * both
     pairs += [(False, False)] * (items - len(pairs))
-    found = paired_difference({str(n): [pair] for n, pair in enumerate(pairs)})
+    difference = paired_difference({str(n): [pair] for n, pair in enumerate(pairs)})
     arm = ArmFigures(concurrency, items, (), cached_share=cached)
-    return LevelQuality(concurrency, found, claim_of(found, 0.03), arm, arm, needed)
+    return LevelQuality(concurrency, difference, claim_of(difference, 0.03), arm, arm, needed)
 
 
 def summary_of(*levels, noise=None, texts=None, **how):
@@ -69,19 +69,19 @@ def test_what_was_not_shown_is_never_called_the_same(levels):
         levels = (
             LevelQuality(4, levels[0].difference, Claim.UNSHOWN, levels[0].base, levels[0].load),
         )
-    said = conclusion(summary_of(*levels))
-    assert "not shown" in said or "nothing can be claimed" in said
+    sentence = conclusion(summary_of(*levels))
+    assert "not shown" in sentence or "nothing can be claimed" in sentence
     for comfort in ("no degradation", "no loss", "same", "unchanged", "as good"):
-        assert comfort not in said
+        assert comfort not in sentence
     if levels[:1] != (GOOD,):
-        assert said.startswith("nothing can be claimed")
-        assert "holds" not in said
+        assert sentence.startswith("nothing can be claimed")
+        assert "holds" not in sentence
 
 
 def test_the_conclusion_names_how_far_it_holds_and_what_ended_it():
-    said = conclusion(summary_of(GOOD, WORSE))
-    assert said.startswith("quality holds up to C=4: a loss of 3 points or more is excluded")
-    assert "C=8 is worse: at least" in said
+    sentence = conclusion(summary_of(GOOD, WORSE))
+    assert sentence.startswith("quality holds up to C=4: a loss of 3 points or more is excluded")
+    assert "C=8 is worse: at least" in sentence
     assert conclusion(summary_of(WORSE)).startswith("C=8 is worse")
 
 
@@ -96,14 +96,14 @@ def test_an_underpowered_trial_is_told_so_before_it_begins_and_what_helps():
 
 
 def test_levels_not_walked_and_prompts_from_a_cache_are_told():
-    said = remarks(
+    lines = remarks(
         summary_of(
             level_of(4, 40, lost=1, cached=0.5), skipped=(8, 16), incomplete="the budget ended"
         )
     )
-    assert said[0] == "incomplete: the budget ended"
-    assert said[1] == "not measured: C=8, C=16, as C=4 does not hold"
-    assert said[2].startswith("warning: 50 % of the prompts came from a cache")
+    assert lines[0] == "incomplete: the budget ended"
+    assert lines[1] == "not measured: C=8, C=16, as C=4 does not hold"
+    assert lines[2].startswith("warning: 50 % of the prompts came from a cache")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_arms_go_first_in_turns_and_a_coin_of_the_seed_says_which_begins():
     assert firsts in ([BASE, LOAD] * 2, [LOAD, BASE] * 2)
     assert [order_of(arms, 1, 4, 1, block)[0].arm for block in range(4)] == firsts[1:] + firsts[:1]
     assert {order_of(arms, seed, 4, 0, 0)[0].arm for seed in range(20)} == {BASE, LOAD}
-    three = passes_of_round(Counter(), 4, again=True)
-    assert [one.arm for one in order_of(three, 1, 4, 0, 0)] in (
+    passes = passes_of_round(Counter(), 4, again=True)
+    assert [pass_.arm for pass_ in order_of(passes, 1, 4, 0, 0)] in (
         [BASE, LOAD, AGAIN],
         [AGAIN, LOAD, BASE],
     )
@@ -152,11 +152,12 @@ def test_one_is_the_base_whether_it_is_named_or_not_and_a_level_above_it_is_need
 def test_llama_cpp_is_told_to_use_no_cache_and_vllm_gets_a_salt_for_each_request():
     item_pass = ItemPass(4, 0, LOAD)
     names = ("xllamacpp 2026.1", "llama.cpp b11434-1a2b3c4", "llamacpp")
-    for told in (*({"engine": name} for name in names), {"build": "b6000-abc"}):
-        assert uncached(told, item_pass, 3, "s") == {"cache_prompt": False}
-    asked = [(of, index) for of in (item_pass, ItemPass(1, 0, BASE)) for index in range(3)]
+    for engine_facts in (*({"engine": name} for name in names), {"build": "b6000-abc"}):
+        assert uncached(engine_facts, item_pass, 3, "s") == {"cache_prompt": False}
+    requests = [(of, index) for of in (item_pass, ItemPass(1, 0, BASE)) for index in range(3)]
     salts = [
-        uncached({"engine": "vllm 0.19.1"}, of, index, "5a17")["cache_salt"] for of, index in asked
+        uncached({"engine": "vllm 0.19.1"}, of, index, "5a17")["cache_salt"]
+        for of, index in requests
     ]
     assert len(set(salts)) == 6
     assert not set("@/\\\0") & set("".join(salts))  # vLLM refuses these

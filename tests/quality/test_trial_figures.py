@@ -49,10 +49,15 @@ class Made:
         for index, outcome in enumerate(outcomes):
             begin = self.clock + index * seconds / level
             times = {"first_token_s": begin + 0.1 * level, "last_token_s": begin + seconds}
-            told = {"prompt_tokens": 20, "output_tokens": tokens, "answer": answer, "traffic": arm}
+            fields = {
+                "prompt_tokens": 20,
+                "output_tokens": tokens,
+                "answer": answer,
+                "traffic": arm,
+            }
             place = (level, repeat, index, self.items[index].id, begin, begin + seconds)
             self.rows.append(
-                Request(*place, **times, **told, engine=EngineTimings(cached_tokens=0))
+                Request(*place, **times, **fields, engine=EngineTimings(cached_tokens=0))
             )
             self.verdicts.append(Verdict(level, repeat, index, self.items[index].id, outcome))
         self.clock += len(outcomes) * seconds / level + seconds + 100.0  # another arm in between
@@ -63,8 +68,8 @@ class Made:
         return self
 
     def summary(self, **how):
-        told = {"bank": "b", "delta": 0.03, "levels": (4, 8), **how}
-        return quality_summary("r", self.rows, self.verdicts, self.facts, self.items, **told)
+        options = {"bank": "b", "delta": 0.03, "levels": (4, 8), **how}
+        return quality_summary("r", self.rows, self.verdicts, self.facts, self.items, **options)
 
 
 def some(count, failing, outcome=VerdictOutcome.WRONG, begin=0):
@@ -99,8 +104,8 @@ def test_what_may_be_claimed_of_a_level(base, load, claim, lost):
     """Nobody may call it quality that holds if nothing passed before either; too few items say how
     many would do.
     """
-    made = Made(len(base)).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0)
-    summary = made.summary()
+    trial = Made(len(base)).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0)
+    summary = trial.summary()
     (level,) = summary.levels
     assert (level.concurrency, level.claim, level.difference.lost) == (4, claim, lost)
     assert level.difference.items == len(base)
@@ -131,8 +136,8 @@ def test_time_outs_truncation_and_errors_are_failures_and_counted_apart():
 
 def test_latency_comes_from_the_same_requests_without_the_time_of_the_other_arm_between_two_blocks():
     halves = [(0, 50), (50, 100)]
-    made = Made(100).passes(1, 0, "base", VerdictOutcome.PASSED, blocks=halves)
-    made.rows[50:] = [
+    trial = Made(100).passes(1, 0, "base", VerdictOutcome.PASSED, blocks=halves)
+    trial.rows[50:] = [
         replace(
             row,
             started_s=row.started_s + 500,
@@ -140,10 +145,10 @@ def test_latency_comes_from_the_same_requests_without_the_time_of_the_other_arm_
             first_token_s=row.first_token_s + 500,
             last_token_s=row.last_token_s + 500,
         )
-        for row in made.rows[50:]
+        for row in trial.rows[50:]
     ]
     (level,) = (
-        made.passes(4, 0, "load", VerdictOutcome.PASSED, base=0, seconds=2.0).summary().levels
+        trial.passes(4, 0, "load", VerdictOutcome.PASSED, base=0, seconds=2.0).summary().levels
     )
     assert (level.base.ttft_p50_ms, level.load.ttft_p50_ms) == pytest.approx((100, 400))
     assert (level.base.total_p50_s, level.load.total_p50_s) == pytest.approx((1.0, 2.0))
@@ -155,19 +160,19 @@ def test_latency_comes_from_the_same_requests_without_the_time_of_the_other_arm_
 
 def test_the_noise_is_what_changes_between_two_passes_of_one_at_a_time():
     """Base passes of further levels are further noise; a level is held against its own."""
-    made = Made(200).passes(1, 0, "base", some(200, 20))
-    made.passes(1, 1, "again", some(200, 20, begin=4), base=0, answer="y").passes(
+    trial = Made(200).passes(1, 0, "base", some(200, 20))
+    trial.passes(1, 1, "again", some(200, 20, begin=4), base=0, answer="y").passes(
         4, 0, "load", some(200, 20), base=0
     )
-    summary = made.summary()
+    summary = trial.summary()
     assert (summary.noise.pairs, summary.noise.lost, summary.noise.gained) == (200, 4, 4)
     assert (summary.noise_texts_changed, summary.levels[0].texts_changed) == (1.0, 0.0)
-    made.passes(1, 2, "base", some(200, 22)).passes(8, 0, "load", some(200, 22), base=2)
-    summary = made.summary()
+    trial.passes(1, 2, "base", some(200, 22)).passes(8, 0, "load", some(200, 22), base=2)
+    summary = trial.summary()
     assert (summary.noise.items, summary.noise.pairs, summary.noise.lost) == (200, 400, 4 + 2)
     assert summary.levels[1].difference.lost == 0
-    made.verdicts.clear()  # what was not judged makes no level
-    summary = made.summary()
+    trial.verdicts.clear()  # what was not judged makes no level
+    summary = trial.summary()
     assert (summary.levels, summary.noise, summary.holds_up_to, summary.skipped) == (
         (),
         None,
@@ -178,24 +183,24 @@ def test_the_noise_is_what_changes_between_two_passes_of_one_at_a_time():
 
 def test_a_block_or_a_repeat_that_was_broken_off_does_not_count():
     """The answers that had come by then are the quick ones."""
-    made = Made(128)
-    made.passes(1, 0, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
-    made.passes(4, 0, "load", some(128, 64, begin=64), blocks=[(0, 64)], base=0)
-    (level,) = made.summary().levels
+    trial = Made(128)
+    trial.passes(1, 0, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
+    trial.passes(4, 0, "load", some(128, 64, begin=64), blocks=[(0, 64)], base=0)
+    (level,) = trial.summary().levels
     assert (level.difference.items, level.difference.lost, level.load.requests) == (64, 0, 64)
-    made = (
+    trial = (
         Made(128)
         .passes(1, 0, "base", VerdictOutcome.PASSED)
         .passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
     )
-    made.passes(1, 1, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
-    made.passes(4, 1, "load", VerdictOutcome.WRONG, blocks=[(0, 64)], base=1)
-    (level,) = made.summary().levels
+    trial.passes(1, 1, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
+    trial.passes(4, 1, "load", VerdictOutcome.WRONG, blocks=[(0, 64)], base=1)
+    (level,) = trial.summary().levels
     assert (level.difference.pairs, level.difference.lost) == (128, 0)
 
 
 def test_a_stored_run_gives_its_summary_and_why_it_ended():
-    made = (
+    trial = (
         Made(400)
         .passes(1, 0, "base", VerdictOutcome.PASSED)
         .passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
@@ -217,17 +222,17 @@ def test_a_stored_run_gives_its_summary_and_why_it_ended():
         skep_version="0",
         error="interrupted",
     )
-    summary = summary_of_run(run, made.rows, made.verdicts, made.facts, made.items)
+    summary = summary_of_run(run, trial.rows, trial.verdicts, trial.facts, trial.items)
     assert (summary.bank, summary.delta, summary.incomplete, summary.skipped) == (
         "drills:1",
         0.05,
         "interrupted",
         (8,),
     )
-    made.facts.append(LevelFact(4, 0, CUT_SHORT, {"why": "the budget ended"}))
+    trial.facts.append(LevelFact(4, 0, CUT_SHORT, {"why": "the budget ended"}))
     done = replace(run, state=RunState.DONE, error=None)
     assert (
-        summary_of_run(done, made.rows, made.verdicts, made.facts, made.items).incomplete
+        summary_of_run(done, trial.rows, trial.verdicts, trial.facts, trial.items).incomplete
         == "the budget ended"
     )
 

@@ -27,9 +27,11 @@ class Bank:
 
 
 def numbers(count):
-    asked = [({"role": "user", "content": f"say number {n}."},) for n in range(count)]
+    questions = [({"role": "user", "content": f"say number {n}."},) for n in range(count)]
     return Bank(
-        tuple(Item(f"n{n}", asked[n], Checker("number", {"answer": n}), 8) for n in range(count))
+        tuple(
+            Item(f"n{n}", questions[n], Checker("number", {"answer": n}), 8) for n in range(count)
+        )
     )
 
 
@@ -107,11 +109,12 @@ def test_the_load_is_held_and_the_base_is_one_at_a_time(engine, store):
     summary = trial(engine, store, TrialPlan((4,), seed=3), numbers(30))
     rows = [row for row in store.requests(summary.run_id) if row.level]
     for level in (1, 4):
-        some = [row for row in rows if row.level == level]
-        most = max(
-            sum(other.started_s <= row.started_s < other.ended_s for other in some) for row in some
+        level_rows = [row for row in rows if row.level == level]
+        max_in_flight = max(
+            sum(started.started_s <= row.started_s < started.ended_s for started in level_rows)
+            for row in level_rows
         )
-        assert most == level
+        assert max_in_flight == level
 
 
 def test_errors_under_load_are_failures_with_a_name(answers, store):
@@ -141,13 +144,13 @@ async def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answ
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    (found,) = store.runs()
-    assert (found.state, found.error) == (RunState.INTERRUPTED, None)
-    rows = store.requests(found.id)
+    (run,) = store.runs()
+    assert (run.state, run.error) == (RunState.INTERRUPTED, None)
+    rows = store.requests(run.id)
     assert len([row for row in rows if row.level]) >= 5
-    assert len(store.items(found.id)) == 100
+    assert len(store.items(run.id)) == 100
     summary = summary_of_run(
-        found, rows, store.verdicts(found.id), store.level_facts(found.id), store.items(found.id)
+        run, rows, store.verdicts(run.id), store.level_facts(run.id), store.items(run.id)
     )
     assert (summary.levels, summary.holds_up_to, summary.incomplete) == (
         (),

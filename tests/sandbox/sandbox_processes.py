@@ -6,7 +6,7 @@ from pathlib import Path
 
 def descendants(pid):
     """Of a process, zombies included."""
-    found = []
+    pids = []
     try:
         words = [
             word
@@ -16,8 +16,8 @@ def descendants(pid):
     except OSError:  # it has ended meanwhile
         return []
     for child in map(int, words):
-        found += [child, *descendants(child)]
-    return found
+        pids += [child, *descendants(child)]
+    return pids
 
 
 def wait_until(happens, seconds=5.0):

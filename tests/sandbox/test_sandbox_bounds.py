@@ -70,10 +70,10 @@ time.sleep(600)""",
 async def run_all(sandbox, texts, **limits):
     """By their names."""
     scripts = [SandboxScript(("-c", text)) for text in texts.values()]
-    found = await asyncio.gather(
+    results = await asyncio.gather(
         *(sandbox.run(script, SandboxLimits(**limits)) for script in scripts)
     )
-    return zip(texts, found, strict=True)
+    return zip(texts, results, strict=True)
 
 
 async def test_time_ends_everything(sandbox):

@@ -40,12 +40,12 @@ arm = os.uname().machine == "aarch64"
 def attempt(run):
     """Run what tries something; its last word, with all it said where that is not `kept in`."""
 
-    def attempt(text, **more):
-        result = run(TRY + text, **more)
-        said = result.stdout.decode(errors="replace")
-        if said.endswith("kept in\n") and result.ok:
+    def attempt(text, **options):
+        result = run(TRY + text, **options)
+        output = result.stdout.decode(errors="replace")
+        if output.endswith("kept in\n") and result.ok:
             return "kept in"
-        return said + result.stderr.decode(errors="replace")
+        return output + result.stderr.decode(errors="replace")
 
     return attempt
 
@@ -117,12 +117,12 @@ print("kept in" if all(kept) else kept)
 
 def test_the_environment_tells_nothing(run, monkeypatch):
     monkeypatch.setenv("SKEP_TEST_SECRET", SECRET)
-    said = run(
+    result = run(
         "import os; print(dict(os.environ), open('/proc/self/environ').read())"
     ).stdout.decode()
-    assert SECRET not in said
-    assert str(Path.home()) not in said.replace(sys.base_prefix, "").replace(sys.prefix, "")
-    assert "'HOME': '/box/work'" in said
+    assert SECRET not in result
+    assert str(Path.home()) not in result.replace(sys.base_prefix, "").replace(sys.prefix, "")
+    assert "'HOME': '/box/work'" in result
 
 
 class Listening:
@@ -136,24 +136,24 @@ class Listening:
         self.abstract.bind(f"\0skep-test-{os.getpid()}-{threading.get_ident()}")
         self.path = socket.socket(socket.AF_UNIX)
         self.path.bind(str(folder / "socket"))
-        for one in (self.abstract, self.path):
-            one.listen()
-        for one in (self.tcp, self.udp, self.abstract, self.path):
-            one.setblocking(False)
+        for listener in (self.abstract, self.path):
+            listener.listen()
+        for listener in (self.tcp, self.udp, self.abstract, self.path):
+            listener.setblocking(False)
 
     def came_in(self):
-        came = []
-        for one in (self.tcp, self.abstract, self.path):
+        received = []
+        for listener in (self.tcp, self.abstract, self.path):
             try:
-                one.accept()
-                came.append(one)
+                listener.accept()
+                received.append(listener)
             except BlockingIOError:
                 pass
         with contextlib.suppress(BlockingIOError):
-            came.append(self.udp.recv(100))
-        for one in (self.tcp, self.udp, self.abstract, self.path):
-            one.close()
-        return came
+            received.append(self.udp.recv(100))
+        for listener in (self.tcp, self.udp, self.abstract, self.path):
+            listener.close()
+        return received
 
 
 def test_no_socket_of_the_host_is_reached(attempt, tmp_path):
@@ -333,6 +333,6 @@ print(len([n for n in os.listdir("/proc") if n.isdigit()]))
 """
     script = SandboxScript(("main.py",), {"main.py": text})
     both = await asyncio.gather(*(sandbox.run(script, SandboxLimits(seconds=8)) for _ in range(2)))
-    assert [(one.ending, one.stdout, one.stderr) for one in both] == [
+    assert [(result.ending, result.stdout, result.stderr) for result in both] == [
         (ScriptEnding.EXITED, b"2\n", b"")
     ] * 2

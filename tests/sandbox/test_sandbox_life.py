@@ -146,16 +146,16 @@ asyncio.run(sandbox.run(script, SandboxLimits(seconds=60)))
             inside = []
 
             def is_whole():
-                found = [launcher, *descendants(launcher)]
+                pids = [launcher, *descendants(launcher)]
                 # Read twice: one that starts others may be gone by then.
-                inside[:] = max(inside, found, key=len)
+                inside[:] = max(inside, pids, key=len)
                 return len(inside) >= 4 or skep.poll() is not None
 
             wait_until(is_whole, 60.0)
         finally:
             skep.kill()
-            said = skep.communicate()[1].decode()
-    assert len(inside) >= 4, said
+            errors = skep.communicate()[1].decode()
+    assert len(inside) >= 4, errors
     assert wait_until(lambda: not any(map(alive, inside)))
 
 

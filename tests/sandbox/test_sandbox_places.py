@@ -70,14 +70,14 @@ def look_through(python):
 
 
 def test_an_environment_among_temporary_files_leaves_them_writable(folder):
-    seen = look_through(environment(sys.executable, folder / "environment"))
-    assert seen["at_first"] == []
-    assert seen["prefix"] == f"/environment{folder}/environment"
-    assert seen["beside"].startswith(f"{seen['prefix']}/lib/")
-    assert seen["base"] == sys.base_prefix
+    view = look_through(environment(sys.executable, folder / "environment"))
+    assert view["at_first"] == []
+    assert view["prefix"] == f"/environment{folder}/environment"
+    assert view["beside"].startswith(f"{view['prefix']}/lib/")
+    assert view["base"] == sys.base_prefix
 
 
 def test_an_interpreter_among_temporary_files_leaves_them_writable(folder):
-    seen = look_through(environment(interpreter(folder / "python"), folder / "environment"))
-    assert seen["at_first"] == []
-    assert seen["base"] == f"/environment{folder}/python"
+    view = look_through(environment(interpreter(folder / "python"), folder / "environment"))
+    assert view["at_first"] == []
+    assert view["base"] == f"/environment{folder}/python"

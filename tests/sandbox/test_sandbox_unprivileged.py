@@ -51,9 +51,9 @@ print("well", os.getuid())
 def system_python():
     """One that this user can reach: the one the tests run in may lie in root's home folder."""
     for program in (sys.executable, "/usr/bin/python3"):
-        asked = [program, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        command = [program, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
         with contextlib.suppress(OSError):
-            if subprocess.run(asked, user=USER, group=USER, extra_groups=[]).returncode == 0:
+            if subprocess.run(command, user=USER, group=USER, extra_groups=[]).returncode == 0:
                 return program
     return None
 

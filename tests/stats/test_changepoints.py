@@ -24,7 +24,7 @@ def noisy(*levels, cv=0.04, seed=0):
 def test_noise_alone_is_no_change(series, likeness):
     """One look each at series of two weeks, where each value may be like the one before; the
     benchmark looks after every value."""
-    told = 0
+    alarms = 0
     for seed in range(series):
         rng = Random(seed)
         last = 0.0
@@ -32,17 +32,17 @@ def test_noise_alone_is_no_change(series, likeness):
         for _ in range(336):
             last = likeness * last + rng.gauss(0, math.sqrt(1 - likeness**2))
             values.append(70 * (1 + 0.04 * last))
-        told += bool(changes_in_series(values))
-    assert told <= 1
+        alarms += bool(changes_in_series(values))
+    assert alarms <= 1
 
 
 def test_three_per_cent_are_found_under_four_per_cent_of_noise():
-    found = 0
+    detected = 0
     for seed in range(60):
         at = Random(seed).randrange(48, 288)
         splits = changes_in_series(noisy((70, at), (67.9, 336 - at), seed=seed))
-        found += any(split.ratio.estimate < 1 for split in splits)
-    assert found >= 0.9 * 60
+        detected += any(split.ratio.estimate < 1 for split in splits)
+    assert detected >= 0.9 * 60
 
 
 def test_the_stored_simulation_meets_what_is_promised():
@@ -67,8 +67,8 @@ def test_the_stored_simulation_meets_what_is_promised():
 def test_several_levels_are_told_apart():
     """Also two steps down, which are no drift."""
     for levels in ((70, 60, 72, 80), (70, 66, 62)):
-        found = changes_in_series(noisy(*((level, 100) for level in levels)))
-        assert [round(split.index, -1) for split in found] == [
+        splits = changes_in_series(noisy(*((level, 100) for level in levels)))
+        assert [round(split.index, -1) for split in splits] == [
             100 * n for n in range(1, len(levels))
         ]
 

@@ -78,9 +78,9 @@ def chance_of_no_worse(items, delta, lost, gained, *, corrected=True):
 )
 def test_without_correction_it_is_the_published_interval(lost, gained, items, z, low, high):
     """As printed by `scoreci.mp` of R's PropCIs, to its four places."""
-    found = counts(lost, gained, items)
-    assert lower_bound(found, corrected=False, z=z) == pytest.approx(low, abs=6e-5)
-    assert upper_bound(found, corrected=False, z=z) == pytest.approx(high, abs=6e-5)
+    items_ = counts(lost, gained, items)
+    assert lower_bound(items_, corrected=False, z=z) == pytest.approx(low, abs=6e-5)
+    assert upper_bound(items_, corrected=False, z=z) == pytest.approx(high, abs=6e-5)
 
 
 @settings(deadline=None, max_examples=50)
@@ -92,8 +92,8 @@ def test_one_repeat_gives_the_statistic_of_the_formula(lost, gained, same, truth
     items = lost + gained + same
     assume(truth < (gained - lost) / items - 1e-3)
     assume(abs(truth) > 1e-9)
-    found = score(counts(lost, gained, items), truth, corrected=False)
-    assert found == pytest.approx(by_the_formula(lost, gained, items, truth), rel=1e-6)
+    value = score(counts(lost, gained, items), truth, corrected=False)
+    assert value == pytest.approx(by_the_formula(lost, gained, items, truth), rel=1e-6)
 
 
 @pytest.mark.parametrize("items", [1, 10, 100, 1000])
@@ -101,22 +101,22 @@ def test_nothing_changed_is_not_nothing_lost(items):
     """-z^2 / (n + z^2) by Tango; by the exact chance of seeing none, -(1 - 0.05^(1/n)); never
     zero.
     """
-    found = paired_difference(bank((items, [PASSES])))
-    assert (found.difference, found.lost, found.gained) == (0, 0, 0)
+    difference = paired_difference(bank((items, [PASSES])))
+    assert (difference.difference, difference.lost, difference.gained) == (0, 0, 0)
     assert lower_bound({0.0: items}, corrected=False) == pytest.approx(-(Z**2) / (items + Z**2))
-    assert -1 <= found.low <= -(1 - 0.05 ** (1 / items))
-    assert found.low > -1.25 * (1 - 0.05 ** (1 / items))
-    assert found.high == -found.low
+    assert -1 <= difference.low <= -(1 - 0.05 ** (1 / items))
+    assert difference.low > -1.25 * (1 - 0.05 ** (1 / items))
+    assert difference.high == -difference.low
 
 
 @pytest.mark.parametrize("pair", [PASSES, LOSES, GAINS, FAILS])
 def test_one_item_shows_nothing(pair):
     """Whatever became of it, and however often it was asked."""
     for repeats in (1, 100):
-        found = paired_difference({"a": [pair] * repeats})
-        assert -1 <= found.low <= found.difference <= found.high <= 1
-        assert found.high - found.low > 0.5
-        assert claim_of(found, 0.1) is not Claim.HOLDS or pair is GAINS
+        difference = paired_difference({"a": [pair] * repeats})
+        assert -1 <= difference.low <= difference.difference <= difference.high <= 1
+        assert difference.high - difference.low > 0.5
+        assert claim_of(difference, 0.1) is not Claim.HOLDS or pair is GAINS
 
 
 def test_an_item_without_a_pair_does_not_count():
@@ -124,9 +124,9 @@ def test_an_item_without_a_pair_does_not_count():
     repeats are there.
     """
     assert paired_difference({"a": [PASSES], "b": []}) == paired_difference({"a": [PASSES]})
-    found = paired_difference({"a": [LOSES], "b": [PASSES, PASSES, PASSES]})
-    assert (found.base_rate, found.rate, found.difference) == (1, 0.5, -0.5)
-    assert (found.items, found.pairs, found.lost) == (2, 4, 1)
+    difference = paired_difference({"a": [LOSES], "b": [PASSES, PASSES, PASSES]})
+    assert (difference.base_rate, difference.rate, difference.difference) == (1, 0.5, -0.5)
+    assert (difference.items, difference.pairs, difference.lost) == (2, 4, 1)
     for nothing in ({}, {"a": []}):
         with pytest.raises(ValueError, match="at least one pair"):
             paired_difference(nothing)
@@ -140,20 +140,20 @@ def test_bounds_surround_the_difference_narrow_with_more_items_and_are_mirrored_
     """The same results of three times the items; what was lost is gained where the arms are
     swapped.
     """
-    one = paired_difference(pairs)
-    more = paired_difference(
+    difference = paired_difference(pairs)
+    with_more_items = paired_difference(
         {f"{name}{i}": repeats for name, repeats in pairs.items() for i in range(3)}
     )
-    assert -1 <= one.low <= one.difference <= one.high <= 1
-    assert one.difference == pytest.approx(one.rate - one.base_rate, abs=1e-9)
-    assert more.low >= one.low - 1e-9
-    assert more.high <= one.high + 1e-9
-    other = paired_difference(
+    assert -1 <= difference.low <= difference.difference <= difference.high <= 1
+    assert difference.difference == pytest.approx(difference.rate - difference.base_rate, abs=1e-9)
+    assert with_more_items.low >= difference.low - 1e-9
+    assert with_more_items.high <= difference.high + 1e-9
+    swapped = paired_difference(
         {name: [(b, a) for a, b in repeats] for name, repeats in pairs.items()}
     )
-    assert (one.lost, one.gained) == (other.gained, other.lost)
-    assert one.low == pytest.approx(-other.high, abs=1e-9)
-    assert one.high == pytest.approx(-other.low, abs=1e-9)
+    assert (difference.lost, difference.gained) == (swapped.gained, swapped.lost)
+    assert difference.low == pytest.approx(-swapped.high, abs=1e-9)
+    assert difference.high == pytest.approx(-swapped.low, abs=1e-9)
 
 
 @settings(deadline=None, max_examples=30)

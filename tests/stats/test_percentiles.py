@@ -82,12 +82,12 @@ values = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 
 
 def test_equal_values_have_no_spread_and_no_values_no_statistics():
-    found = window_stats([1.0] * 9)
-    assert (found.median, found.mad, found.cv, found.low, found.high) == (1.0, 0.0, 0.0, 1.0, 1.0)
+    stats = window_stats([1.0] * 9)
+    assert (stats.median, stats.mad, stats.cv, stats.low, stats.high) == (1.0, 0.0, 0.0, 1.0, 1.0)
     assert window_stats([]) is None
-    told = msgspec.to_builtins(window_stats(range(101)))
+    stats_fields = msgspec.to_builtins(window_stats(range(101)))
     ranks = {"low": 0, "p05": 5, "p25": 25, "median": 50, "p75": 75, "p95": 95, "high": 100}
-    assert {name: told[name] for name in ranks} == ranks
+    assert {name: stats_fields[name] for name in ranks} == ranks
 
 
 @settings(deadline=None, max_examples=50)
@@ -98,9 +98,9 @@ def test_equal_values_have_no_spread_and_no_values_no_statistics():
 def test_the_rolling_median_is_that_of_the_window_behind_each_point(points, width):
     """The window that is kept sorted while it moves says the same as sorting it anew each time."""
     points = sorted(points)
-    found = rolling_median(points, width)
-    assert len(found) == len(points)
-    for place, (at, middle, low, high) in enumerate(found):
+    medians = rolling_median(points, width)
+    assert len(medians) == len(points)
+    for place, (at, middle, low, high) in enumerate(medians):
         window = [value for when, value in points[: place + 1] if when > at - width]
         assert middle == percentile(window, 50)
         assert abs(low - percentile(window, 25)) <= 1e-6
@@ -132,17 +132,17 @@ def test_t_is_what_the_tables_print_and_shrinks_with_every_degree_of_freedom():
         assert {freedom: t_quantile(confidence, freedom) for freedom in row} == pytest.approx(
             row, abs=6e-5
         )
-    found = [t_quantile(0.95, 1 + step / 4) for step in range(800)]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] > 1.96
+    quantiles = [t_quantile(0.95, 1 + step / 4) for step in range(800)]
+    assert quantiles == sorted(quantiles, reverse=True)
+    assert quantiles[-1] > 1.96
 
 
 def test_mean_interval_of_a_worked_example():
     """Mean 12, deviation 2, three values: 4.3027 * 2 / sqrt(3) on either side."""
-    found = mean_t_interval([10.0, 12.0, 14.0])
-    assert found.estimate == 12
-    assert found.high - found.estimate == pytest.approx(4.9683, abs=1e-4)
-    assert found.estimate - found.low == pytest.approx(4.9683, abs=1e-4)
+    interval = mean_t_interval([10.0, 12.0, 14.0])
+    assert interval.estimate == 12
+    assert interval.high - interval.estimate == pytest.approx(4.9683, abs=1e-4)
+    assert interval.estimate - interval.low == pytest.approx(4.9683, abs=1e-4)
 
 
 def test_the_interval_of_a_speed_never_reaches_below_zero():

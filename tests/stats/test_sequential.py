@@ -21,16 +21,16 @@ from skep.stats.sequential import (
 )
 
 
-def fought(gain, seed, *, rounds=6, readings=6, noise=0.03, start=0.01, known=None):
+def fought(gain, seed, *, rounds=6, readings=6, noise=0.03, start=0.01, noise_model=None):
     rng = Random(seed)
-    known = known or MeasurementNoise()
-    contest = SequentialTest(known, rounds=rounds)
+    noise_model = noise_model or MeasurementNoise()
+    contest = SequentialTest(noise_model, rounds=rounds)
     while contest.verdict is SequentialVerdict.OPEN:
         a = rng.gauss(0, start)
         b = gain + rng.gauss(0, start)
         pairs = [(a + rng.gauss(0, noise), b + rng.gauss(0, noise)) for _ in range(readings)]
         for side in zip(*pairs, strict=True):
-            known.add_start(side)
+            noise_model.add_start(side)
         contest.feed(pairs)
     return contest
 
@@ -57,7 +57,9 @@ def test_nor_on_a_machine_whose_starts_differ_more_than_one_would_think(noise, s
         measurement_noise = MeasurementNoise()
         measurement_noise.add_means([rng.gauss(0, start), rng.gauss(0, start)], [6, 6], sides=1)
         accepted += (
-            fought(0.0, seed + 1000, noise=noise, start=start, known=measurement_noise).verdict
+            fought(
+                0.0, seed + 1000, noise=noise, start=start, noise_model=measurement_noise
+            ).verdict
             is SequentialVerdict.BETTER
         )
     assert accepted <= 14  # five in a hundred, and what chance does to two hundred

@@ -59,9 +59,9 @@ def test_a_level_against_another_knows_which_way_is_up():
     ],
 )
 def test_too_few_values_or_a_level_of_zero_are_not_comparable(a, b):
-    found = versus(a, b)
-    assert found.ratio is None
-    assert found.judgement is Judgement.UNKNOWN
+    comparison = versus(a, b)
+    assert comparison.ratio is None
+    assert comparison.judgement is Judgement.UNKNOWN
 
 
 numbers = st.lists(st.floats(min_value=0, max_value=1e9), max_size=80)
@@ -70,9 +70,9 @@ numbers = st.lists(st.floats(min_value=0, max_value=1e9), max_size=80)
 @settings(deadline=None, max_examples=60)
 @given(numbers, numbers)
 def test_an_interval_lies_around_its_estimate(a, b):
-    found = versus(a, b)
-    if found.ratio is not None:
-        assert found.ratio.low <= found.ratio.estimate <= found.ratio.high
+    comparison = versus(a, b)
+    if comparison.ratio is not None:
+        assert comparison.ratio.low <= comparison.ratio.estimate <= comparison.ratio.high
 
 
 SLOW = [99.0, 100.0, 101.0, 100.5]
@@ -92,8 +92,8 @@ FAST = [119.0, 120.0, 121.0, 120.5]
 def test_the_word_knows_which_way_is_up(a, b, higher, word):
     """More tok/s is better, more milliseconds are not; the ratio is B over A."""
     for paired in (False, True):
-        ratio, found = judge(a, b, higher_is_better=higher, paired=paired)
-        assert found is word
+        ratio, judgement = judge(a, b, higher_is_better=higher, paired=paired)
+        assert judgement is word
         assert ratio.low <= ratio.estimate <= ratio.high
         assert ratio.estimate == pytest.approx(b[0] / a[0], rel=0.01)
 
@@ -129,8 +129,8 @@ def test_equal_things_are_seldom_told_apart_and_a_tenth_mostly(repeats, paired):
         same += judge(a, b, higher_is_better=True, paired=paired)[1] is Judgement.SAME
     assert same >= 0.93 * 600
     tenth = [[draws(rng, speed, repeats, 0.03) for speed in (100, 110)] for _ in range(100)]
-    found = sum(
+    held = sum(
         judge(*sides, higher_is_better=True, paired=paired)[1] is Judgement.BETTER
         for sides in tenth
     )
-    assert found >= {3: 40, 4: 80, 6: 95}[repeats]
+    assert held >= {3: 40, 4: 80, 6: 95}[repeats]

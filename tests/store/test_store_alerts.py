@@ -73,9 +73,9 @@ def test_an_alert_is_open_until_it_is_closed(series):
 
 def test_changes_take_the_place_of_those_found_before(series, store):
     """Of their series only; the same ones again cost no write."""
-    other = replace(KEY, target="cloud")
+    other_key = replace(KEY, target="cloud")
     series.set_changes(KEY, [CHANGE])
-    series.set_changes(other, [replace(CHANGE, key=other, at=50.0)])
+    series.set_changes(other_key, [replace(CHANGE, key=other_key, at=50.0)])
     assert [change.at for change in series.changes()] == [50.0, 100.0]
     moved = replace(CHANGE, at=110.0, because=None)
     series.set_changes(KEY, [moved, replace(CHANGE, at=300.0)])

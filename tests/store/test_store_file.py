@@ -43,15 +43,15 @@ def test_a_file_is_made_for_its_owner_alone_and_its_connection_has_its_settings(
 ):
     """Prompts and answers are private: folder, file and side files."""
     path = tmp_path / "50% off?mode=memory#é" / "skep.sqlite3"
-    with open_store(path) as made:
-        begin(made)
+    with open_store(path) as created:
+        begin(created)
         assert (mode(path.parent), mode(path)) == (0o700, 0o600)
         assert mode(path.with_name("skep.sqlite3-wal")) == 0o600
     # Readers do not block the writer, references hold, a locked file is waited for, the schema is
     # the newest.
-    told = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 10_000}
-    told |= {"application_id": APPLICATION_ID, "user_version": len(MIGRATIONS)}
-    assert {name: pragma(store, name) for name in told} == told
+    pragmas = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 10_000}
+    pragmas |= {"application_id": APPLICATION_ID, "user_version": len(MIGRATIONS)}
+    assert {name: pragma(store, name) for name in pragmas} == pragmas
 
 
 def test_a_file_that_cannot_be_upgraded_of_a_newer_skep_or_of_another_program_is_left_as_it_is(
@@ -72,14 +72,14 @@ def test_a_file_that_cannot_be_upgraded_of_a_newer_skep_or_of_another_program_is
     with pytest.raises(StoreError, match="written by a newer skep \\(schema 99") as caught:
         open_store(path)
     assert "upgrade skep" in caught.value.hint
-    other = tmp_path / "places.sqlite"
-    connection = sqlite3.connect(other)
+    other_path = tmp_path / "places.sqlite"
+    connection = sqlite3.connect(other_path)
     connection.execute("CREATE TABLE bookmarks (url)")
     connection.close()
     for read_only in (True, False):
         with pytest.raises(StoreError, match="another program"):
-            open_store(other, read_only=read_only)
-    assert schema(other) == [("table", "bookmarks")]
+            open_store(other_path, read_only=read_only)
+    assert schema(other_path) == [("table", "bookmarks")]
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -166,13 +166,13 @@ def test_full_disk_is_named(store, begin, a_request):
 def test_locked_file_is_named(path, store, begin):
     """Somebody who holds the write lock past the timeout is reported as such."""
     store._connection.execute("PRAGMA busy_timeout = 1")
-    with open_store(path) as other:
-        other._connection.execute("BEGIN IMMEDIATE")
+    with open_store(path) as second_store:
+        second_store._connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="locked by another process") as caught:
             begin(store)
         assert is_busy(caught.value)
         assert not is_about_a_row(caught.value)
-        other._connection.execute("ROLLBACK")
+        second_store._connection.execute("ROLLBACK")
     begin(store)
 
 

@@ -71,14 +71,14 @@ def test_a_writer_gets_its_turn_while_many_rows_are_deleted(path, store, a_gatew
     store.append_gateway_requests([a_gateway_request(arrived_at=1.0)] * rows)
     deleted = []
     thread = threading.Thread(target=lambda: deleted.append(store.delete_gateway_requests(2.0)))
-    with open_store(path) as other:
+    with open_store(path) as second_store:
         thread.start()
-        while other.count_gateway_requests() == rows:
+        while second_store.count_gateway_requests() == rows:
             pass
-        other.append_gateway_requests([a_gateway_request("late", arrived_at=3.0)])
-        left = other.count_gateway_requests()
+        second_store.append_gateway_requests([a_gateway_request("late", arrived_at=3.0)])
+        remaining = second_store.count_gateway_requests()
         thread.join()
-    assert left > 1
+    assert remaining > 1
     assert deleted == [rows]
     assert [row.id for row in store.gateway_requests()] == ["late"]
 

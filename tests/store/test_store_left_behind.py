@@ -148,10 +148,10 @@ def test_a_file_of_a_newer_skep_is_refused_with_both_versions(tmp_path, read_onl
     path = newer_file(tmp_path / "newer.sqlite3")
     with pytest.raises(StoreError) as caught:
         open_store(path, read_only=read_only)
-    known = len(MIGRATIONS)
+    newest_version = len(MIGRATIONS)
     assert (
         str(caught.value)
-        == f"`{path}` was written by a newer skep (schema {known + 1}, this one knows {known})"
+        == f"`{path}` was written by a newer skep (schema {newest_version + 1}, this one knows {newest_version})"
     )
     assert caught.value.hint == "upgrade skep, or name another file"
 

@@ -34,11 +34,11 @@ def test_processes_open_a_fresh_file_at_once(path, child):
         for process in processes:
             go_on(process)
         with open_store(path, read_only=True) as reader:
-            seen = 0
+            count = 0
             while reader.run(ids[0]).requests < 25:
                 rows = len(reader.requests(ids[0]))
-                assert rows >= seen
-                seen = rows
+                assert rows >= count
+                count = rows
         for process in processes:
             go_on(process)
             assert process.wait(timeout=30) == 0

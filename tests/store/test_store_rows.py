@@ -103,18 +103,18 @@ def test_a_record_reads_back_as_it_was(store, kind, table, more, data):
     Halves of a character are joined or replaced, what has no place is not known.
     """
     record = data.draw(records(kind))
-    own = {name: value for name, value in more.items() if name in kind.__struct_fields__}
+    record_fields = {name: value for name, value in more.items() if name in kind.__struct_fields__}
     joined = {name for name in ("closed_at", "closed_because") if hasattr(record, name)}
     record = msgspec.structs.replace(
-        record, **dict.fromkeys(joined), **{k: v for k, v in own.items() if k != "task"}
+        record, **dict.fromkeys(joined), **{k: v for k, v in record_fields.items() if k != "task"}
     )
     store._connection.execute("PRAGMA foreign_keys = OFF")
     with store.transaction() as connection:
         insert(connection, table, record, **more)
-        found = read(connection.execute(f"SELECT * FROM {table}").fetchall(), kind)
+        read_records = read(connection.execute(f"SELECT * FROM {table}").fetchall(), kind)
         connection.execute("ROLLBACK")
         connection.execute("BEGIN")
-    assert found == [msgspec.structs.replace(as_stored(record), **own)]
+    assert read_records == [msgspec.structs.replace(as_stored(record), **record_fields)]
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET rowid = rowid + 1"])
@@ -135,7 +135,7 @@ def test_rows_withstand_a_hand_at_the_database(old_file, statement):
 
 
 def begin_swarm_run(store, at: float) -> str:
-    known = {
+    fields = {
         "kind": "map",
         "name": "x",
         "url": "u",
@@ -143,7 +143,7 @@ def begin_swarm_run(store, at: float) -> str:
         "config": {},
         "skep_version": "0",
     }
-    return SwarmStore(store).begin(**known, created_at=at, tasks=[])
+    return SwarmStore(store).begin(**fields, created_at=at, tasks=[])
 
 
 def begin_tuning(store, at: float) -> str:
@@ -176,10 +176,10 @@ def test_rows_are_found_by_id_by_its_beginning_and_as_the_last(store, begin, wha
         find(store, "2026")
     older = make(store, AT)
     newer = make(store, AT + 86400)
-    assert [one.id for one in newest(store, None)] == [newer, older]
-    assert [one.id for one in newest(store, 1)] == [newer]
-    found = [find(store, name).id for name in ("last", "last~1", older, older[:-4], newer)]
-    assert found == [newer, older, older, older, newer]
+    assert [row.id for row in newest(store, None)] == [newer, older]
+    assert [row.id for row in newest(store, 1)] == [newer]
+    ids = [find(store, name).id for name in ("last", "last~1", older, older[:-4], newer)]
+    assert ids == [newer, older, older, older, newer]
     with pytest.raises(UserError, match=f"could be `{older}` or `{newer}`") as caught:
         find(store, "2026")
     assert "lists them all" in caught.value.hint

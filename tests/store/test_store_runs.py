@@ -81,20 +81,20 @@ def test_deleting_a_run_takes_its_rows_along_but_none_that_is_at_work_goes(
     """Whole runs go, others stay, unknown ids do not count; a writer does not lose the ground
     under its feet.
     """
-    gone, kept, at_work = (begin(store) for _ in range(3))
-    for run_id in (gone, kept):
+    deleted, done, at_work = (begin(store) for _ in range(3))
+    for run_id in (deleted, done):
         store.append_requests(run_id, [a_request()])
         store.append_client_sample(
             run_id, ClientSample(1, 0, None, None, None, client_limited=False)
         )
         store.end_run(run_id, 1.0, "done")
     with pytest.raises(UserError, match=at_work):
-        store.delete_runs([gone, at_work])
+        store.delete_runs([deleted, at_work])
     assert len(store.runs()) == 3
-    assert store.delete_runs([gone, gone, "unknown"]) == 1
-    assert [run.id for run in store.runs()] == [at_work, kept]
-    assert (store.requests(gone), store.client_samples(gone)) == ([], [])
-    assert len(store.requests(kept)) == 1
+    assert store.delete_runs([deleted, deleted, "unknown"]) == 1
+    assert [run.id for run in store.runs()] == [at_work, done]
+    assert (store.requests(deleted), store.client_samples(deleted)) == ([], [])
+    assert len(store.requests(done)) == 1
     with pytest.raises(Exception, match="rows of runs are final"):
         store._connection.execute("DELETE FROM runs")
 
@@ -132,7 +132,7 @@ def test_views_speak_in_words_people_know(store, begin, a_request):
         "SELECT concurrency, task, ok, total_s, ttft_ms, task_tok_s, chunks FROM v_requests "
         "ORDER BY task"
     )
-    assert [tuple(found) for found in store.read(query)] == [
+    assert [tuple(row) for row in store.read(query)] == [
         (4, 3, 1, 2.0, 500.0, 50.0, 2),
         (4, 4, 0, 2.0, None, None, 0),
     ]

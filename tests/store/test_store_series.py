@@ -131,8 +131,8 @@ def test_the_last_slots_are_those_of_the_highest_era(series):
     add(series, [1.0, 2.0], first=500)
     series.append_probe(gap(502, 40))
     series.append_probe(probe(3, target="cloud"))
-    found = series.last_slots()
-    assert [(name, one.era, one.slot) for name, one in found.items()] == [
+    last_probes = series.last_slots()
+    assert [(name, probe.era, probe.slot) for name, probe in last_probes.items()] == [
         ("box", 0, 541),
         ("cloud", 0, 3),
     ]
@@ -146,8 +146,8 @@ def test_the_last_probe_is_the_last_that_was_made(series):
     series.append_probe(probe(1, DAY), [sample()])
     series.append_probe(probe(1, DAY - 5 * HOUR_S, era=1, outcome=ProbeOutcome.FAILED))
     series.append_probe(replace(gap(2, 9), era=1))
-    found, samples = series.latest("box")
-    assert (found.outcome, samples) == (ProbeOutcome.FAILED, [])
+    latest_probe, samples = series.latest("box")
+    assert (latest_probe.outcome, samples) == (ProbeOutcome.FAILED, [])
 
 
 def test_probes_come_newest_first_with_gaps_that_reach_into_the_window(series):
@@ -156,8 +156,8 @@ def test_probes_come_newest_first_with_gaps_that_reach_into_the_window(series):
     series.append_probe(gap(first - 10, 8))
     series.append_probe(gap(first - 2, 4))
     add(series, [1.0, 2.0, 3.0], start=DAY + 2 * HOUR_S, first=first + 2)
-    found = series.probes("box", DAY, DAY + 4 * HOUR_S)
-    assert [one.slot - first for one in found] == [3, 2, -2]
+    probes = series.probes("box", DAY, DAY + 4 * HOUR_S)
+    assert [probe.slot - first for probe in probes] == [3, 2, -2]
     assert [probe.slot - first for probe in series.probes("box", DAY, DAY + DAY_S, limit=1)] == [4]
 
 

@@ -150,12 +150,17 @@ def test_the_first_result_stays_and_pending_tasks_have_the_tries_that_count(swar
         AttemptOutcome.REJECTED,
         AttemptOutcome.SUPERSEDED,
     )
-    made = [{"number": n, "started_at": AT + 9 - n, "error_kind": "timeout"} for n in range(1, 5)]
-    rows = [attempt("c", outcome, **known) for outcome, known in zip(outcomes, made, strict=True)]
+    fields_of_attempts = [
+        {"number": n, "started_at": AT + 9 - n, "error_kind": "timeout"} for n in range(1, 5)
+    ]
+    rows = [
+        attempt("c", outcome, **fields)
+        for outcome, fields in zip(outcomes, fields_of_attempts, strict=True)
+    ]
     swarm.record(run_id, [*done("b"), *(Recorded(row) for row in rows)])
-    none, some = pending_tasks(swarm, run_id)
+    none, tried = pending_tasks(swarm, run_id)
     assert (none.task, none.tries, none.first_at) == (task("a"), 0, None)
-    assert (some.task, some.tries, some.first_at, some.attempts) == (task("c"), 2, AT + 5, 4)
+    assert (tried.task, tried.tries, tried.first_at, tried.attempts) == (task("c"), 2, AT + 5, 4)
     assert [attempt.number for attempt in swarm.attempts(run_id, "c")] == [4, 3, 2, 1]
 
 
@@ -179,19 +184,20 @@ def test_odd_text_does_not_lose_a_result(swarm, odd):
     """Halves that belong together are joined, a lone one is replaced, all else is kept to the
     letter.
     """
-    kept = {"half \ud83d of a pair": "half \ufffd of a pair", "\ud83d\ude00": "\U0001f600"}.get(
-        odd, odd
-    )
+    stored_text = {
+        "half \ud83d of a pair": "half \ufffd of a pair",
+        "\ud83d\ude00": "\U0001f600",
+    }.get(odd, odd)
     run_id = begin(swarm, tasks=[task(odd), task("b")], name=odd, model=odd, config={"goal": odd})
-    assert [task.id for task in swarm.tasks(run_id)] == [kept, "b"]
+    assert [task.id for task in swarm.tasks(run_id)] == [stored_text, "b"]
     row = Recorded(attempt(odd, error=odd, answer=odd), result(odd, odd, value=[odd], error=odd))
-    (told,) = swarm.record(run_id, [row])
-    found = swarm.result(run_id, odd)
-    assert told == found
-    assert (found.task, found.answer, found.error) == (kept, kept, kept)
-    assert found.value in ([odd], [kept])  # JSON has a way to write a lone half
-    assert (swarm.task(run_id, odd).id, swarm.run(run_id).name) == (kept, kept)
-    assert [one.id for one in swarm.pending(run_id)] == ["b"]
+    (recorded,) = swarm.record(run_id, [row])
+    stored = swarm.result(run_id, odd)
+    assert recorded == stored
+    assert (stored.task, stored.answer, stored.error) == (stored_text, stored_text, stored_text)
+    assert stored.value in ([odd], [stored_text])  # JSON has a way to write a lone half
+    assert (swarm.task(run_id, odd).id, swarm.run(run_id).name) == (stored_text, stored_text)
+    assert [task.id for task in swarm.pending(run_id)] == ["b"]
 
 
 def test_odd_figures_do_not_lose_a_result(swarm):
@@ -203,11 +209,11 @@ def test_odd_figures_do_not_lose_a_result(swarm):
     for _ in range(100_000):
         nested = [nested]
     odd = result("a", value={"x": float("nan"), "y": [float("inf"), 1.5]}, prompt_tokens=2**70)
-    told = swarm.record(run_id, [Recorded(attempt("a", status=10**30), odd)])
-    told += swarm.record(run_id, [Recorded(None, result("b", "[[[[", value=nested))])
-    found, deep = swarm.results(run_id)
-    assert told == [found, deep]
-    assert (found.value, found.prompt_tokens) == ({"x": None, "y": [None, 1.5]}, None)
+    recorded = swarm.record(run_id, [Recorded(attempt("a", status=10**30), odd)])
+    recorded += swarm.record(run_id, [Recorded(None, result("b", "[[[[", value=nested))])
+    finite, deep = swarm.results(run_id)
+    assert recorded == [finite, deep]
+    assert (finite.value, finite.prompt_tokens) == ({"x": None, "y": [None, 1.5]}, None)
     assert (deep.answer, deep.value) == ("[[[[", None)
 
 
@@ -316,19 +322,19 @@ def full_run(swarm: SwarmStore) -> str:
 
 
 def test_deleting_takes_a_whole_run_and_no_other_and_none_that_is_worked_on(swarm, store):
-    gone = full_run(swarm)
-    kept = full_run(swarm)
+    deleted = full_run(swarm)
+    remaining = full_run(swarm)
     busy = begin(swarm, "a")
     session = work(swarm, busy)
     with pytest.raises(UserError, match=f"working on run `{busy}`"):
-        swarm.delete([gone, busy])
+        swarm.delete([deleted, busy])
     assert len(swarm.runs()) == 3
     swarm.close_session(busy, session, at=AT + 3, outcome="stopped")
-    assert swarm.delete([gone, busy, "nowhere"]) == 2
-    assert [run.id for run in swarm.runs()] == [kept]
+    assert swarm.delete([deleted, busy, "nowhere"]) == 2
+    assert [run.id for run in swarm.runs()] == [remaining]
     for table in TABLES:
         key = "id" if table == "runs" else "run_id"
-        assert {row[0] for row in store.read(f"SELECT {key} FROM swarm_{table}")} == {kept}
+        assert {row[0] for row in store.read(f"SELECT {key} FROM swarm_{table}")} == {remaining}
     assert swarm.delete([]) == 0
 
 
@@ -357,7 +363,7 @@ def test_the_file_of_schema_seven_opens_with_its_swarm_and_a_task_that_named_too
             Counts(3, 1, 1),
         )
         assert [result.answer for result in swarm.results(run.id)] == ["An oak", "the Rhine"]
-        assert [one.id for one in swarm.pending(run.id)] == ["hill"]
+        assert [task.id for task in swarm.pending(run.id)] == ["hill"]
         assert len(swarm.facts(run.id)) == 1
     # Earlier versions stored which tools its agent might use.
     document = {**msgspec.to_builtins(task("a")), "tools": ["files"]}

@@ -94,8 +94,8 @@ def test_a_tuning_is_there_as_it_was_begun_and_its_answers_and_stages_come_in_th
     name = tunings.begin(a_tuning())
     assert name.startswith("20261115-142233-")
     assert tunings.find(name).tuning == a_tuning(id=name)
-    kept = tunings.find("last")
-    assert (kept.id, kept.state, kept.sessions, kept.worked_at) == (
+    stored = tunings.find("last")
+    assert (stored.id, stored.state, stored.sessions, stored.worked_at) == (
         name,
         TuningState.INTERRUPTED,
         0,
@@ -115,8 +115,8 @@ def test_a_tuning_is_there_as_it_was_begun_and_its_answers_and_stages_come_in_th
     tunings.append(name, [], AT + 3, answer(2, judged=True))
     assert tunings.stages(name) == [baseline, dead_end]
     assert tunings.answers(name) == [answer(1), answer(2, judged=True)]
-    kept = tunings.find(name)
-    assert (kept.state, kept.answers, kept.measured_s) == (TuningState.RUNNING, 2, 80.0)
+    stored = tunings.find(name)
+    assert (stored.state, stored.answers, stored.measured_s) == (TuningState.RUNNING, 2, 80.0)
 
 
 def test_answer_whose_stages_cannot_be_written_is_not_written(tunings, store):
@@ -135,8 +135,8 @@ def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunin
     with pytest.raises(UserError, match=f"a process is working on tuning `{name}`"):
         tunings.begin_session(name, AT + 2)
     tunings.end_session(name, 1, at=AT + 5, outcome="failed", reason="the disk is full")
-    kept = tunings.find(name)
-    assert (kept.state, kept.reason) == (TuningState.INTERRUPTED, "the disk is full")
+    stored = tunings.find(name)
+    assert (stored.state, stored.reason) == (TuningState.INTERRUPTED, "the disk is full")
     with monkeypatch.context() as process:
         process.setattr(
             "skep.tuner.store.this_process", lambda: WriterProcess(1, 1, "before the last boot")
@@ -150,8 +150,8 @@ def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunin
         AT + 10,
     )
     tunings.end_session(name, third, at=AT + 20, outcome="done", reason="the budget is spent")
-    kept = tunings.find(name)
-    assert (kept.state, kept.reason) == (TuningState.ENDED, "the budget is spent")
+    stored = tunings.find(name)
+    assert (stored.state, stored.reason) == (TuningState.ENDED, "the budget is spent")
 
 
 def test_ended_tuning_takes_no_more(tunings):
@@ -174,12 +174,12 @@ def test_whole_tunings_go_and_the_others_stay(tunings, store):
     name = at_work(tunings)
     tunings.append(name, [stage(0)], AT + 1, answer(1))
     tunings.append_preset(name, "smol-tuned", AT + 7)
-    other = tunings.begin(a_tuning(created_at=AT + 100))
+    other_tuning = tunings.begin(a_tuning(created_at=AT + 100))
     with pytest.raises(UserError, match="a process is working"):
-        tunings.delete([other, name])
+        tunings.delete([other_tuning, name])
     tunings.end_session(name, 1, at=AT + 5, outcome="stopped")
     assert tunings.delete([name, "unheard-of"]) == 1
-    assert [tuning.id for tuning in tunings.tunings()] == [other]
+    assert [tuning.id for tuning in tunings.tunings()] == [other_tuning]
     assert rows(store) == {
         table: int(table == "tunings") for table in (*TUNINGS.parts, TUNINGS.table)
     }
@@ -260,17 +260,17 @@ def test_tuning_of_the_first_schema_that_had_them(old_file):
     """As the dump has it, with its dead end and its open interval."""
     with open_store(old_file("8")) as store:
         tunings = TuningStore(store)
-        kept = tunings.find("last")
-        assert (kept.state, kept.answers, kept.presets) == (
+        stored = tunings.find("last")
+        assert (stored.state, stored.answers, stored.presets) == (
             TuningState.INTERRUPTED,
             2,
             ("smol-tuned",),
         )
-        assert kept.tuning.knobs[1] == Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
-        baseline, dead_end = tunings.stages(kept.id)
+        assert stored.tuning.knobs[1] == Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
+        baseline, dead_end = tunings.stages(stored.id)
         assert baseline.figure == Interval(24.0, 25.0, float("inf"))
         assert dead_end.failure.evidence == "CUDA out of memory"
-        assert [request.purpose for request, _ in tunings.answers(kept.id)] == [
+        assert [request.purpose for request, _ in tunings.answers(stored.id)] == [
             "baseline",
             "screen",
         ]
