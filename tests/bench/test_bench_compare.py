@@ -46,10 +46,13 @@ def judged(a, b, metric="effective tok/s", **how):
 # Verdicts
 
 
-def test_half_the_time_is_better_twice_the_time_is_worse_and_the_same_twice_not_distinguishable():
+def test_the_same_twice_is_not_distinguishable():
+    assert {comparison.judgement for comparison in compare(side(), side())} == {Judgement.SAME}
+
+
+def test_half_the_time_is_better_and_twice_the_time_is_worse():
     quick = side()
     slow = side([2 * seconds for seconds in STEADY])
-    assert {comparison.judgement for comparison in compare(quick, side())} == {Judgement.SAME}
     assert judged(slow, quick).judgement is Judgement.BETTER
     worse = judged(quick, slow)
     assert (worse.judgement, worse.ratio.estimate) == (Judgement.WORSE, pytest.approx(0.5))
@@ -157,28 +160,48 @@ def in_turns(engines, path, **fields):
     return result, order, runs, rows
 
 
+@pytest.fixture(scope="module")
+def three_turns(tmp_path_factory):
+    """Two engines measured in turns, three runs of each level: what `in_turns` returns."""
+    path = tmp_path_factory.mktemp("turns") / "s.sqlite3"
+    with FakeEngine(slots=2) as engine_a, FakeEngine(slots=2, token_ms=4) as engine_b:
+        measured = in_turns((engine_a, engine_b), path, runs=3)
+        assert engine_a.state()["requests"] == engine_b.state()["requests"]
+    return measured
+
+
 @pytest.mark.slow
-def test_two_engines_are_asked_the_same_in_turns_behind_first_lines_of_their_own(tmp_path):
-    with FakeEngine(slots=2) as fake_engine, FakeEngine(slots=2, token_ms=4) as two:
-        found, order, runs, (a, b) = in_turns((fake_engine, two), tmp_path / "s.sqlite3", runs=3)
-        assert fake_engine.state()["requests"] == two.state()["requests"]
+def test_levels_are_run_in_pairs_and_either_side_begins_some_of_them(three_turns):
+    _, order, _, _ = three_turns
     assert order[:4] == [("A", 1, 0), ("B", 1, 0), ("B", 2, 0), ("A", 2, 0)]
     assert [name for name, _, _ in order].count("A") == 6
     assert all({order[n][0], order[n + 1][0]} == {"A", "B"} for n in range(0, 12, 2))
-    firsts = [name for name, _, _ in order[::2]]
-    assert {"A", "B"} == set(firsts)
+    assert {name for name, _, _ in order[::2]} == {"A", "B"}
+
+
+@pytest.mark.slow
+def test_both_sides_are_stored_runs_that_name_each_other(three_turns):
+    _, _, runs, _ = three_turns
     assert [run.kind for run in runs] == ["ab", "ab"]
     assert [run.state for run in runs] == [RunState.DONE] * 2
     assert runs[0].config["side"] == "A"
     assert runs[0].config["against"] == runs[1].url
-    asked = [[row.prompt for row in rows if row.level] for rows in (a, b)]
-    assert all(
-        left.startswith("a ") and right == f"b {left[2:]}"
-        for left, right in zip(*asked, strict=True)
-    )
-    assert len(set(asked[0])) == len(asked[0])
-    assert {comparison.concurrency for comparison in found.comparisons} == {1, 2}
-    speeds = [comparison for comparison in found.comparisons if comparison.metric == "TPOT p50"]
+
+
+@pytest.mark.slow
+def test_both_sides_are_asked_the_same_behind_first_lines_of_their_own(three_turns):
+    _, _, _, sides = three_turns
+    prompts_a, prompts_b = ([row.prompt for row in rows if row.level] for rows in sides)
+    assert all(prompt.startswith("a ") for prompt in prompts_a)
+    assert prompts_b == [f"b {prompt[2:]}" for prompt in prompts_a]
+    assert len(set(prompts_a)) == len(prompts_a)
+
+
+@pytest.mark.slow
+def test_every_level_is_compared_and_the_slower_engine_is_not_better(three_turns):
+    result, _, _, _ = three_turns
+    assert {comparison.concurrency for comparison in result.comparisons} == {1, 2}
+    speeds = [comparison for comparison in result.comparisons if comparison.metric == "TPOT p50"]
     assert Judgement.BETTER not in {speed.judgement for speed in speeds}
 
 

@@ -104,7 +104,7 @@ def ask(gateway, model):
         answer.read()
 
 
-def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of_the_model(
+def test_behind_the_gateway_counters_of_all_replicas_of_the_model_are_read(
     tmp_path,
 ):
     """The gateway's `/metrics` are its own, so `engine_tok_s` was null for every vLLM behind

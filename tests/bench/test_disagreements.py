@@ -57,7 +57,7 @@ def test_clocks_that_agree_are_not_mentioned(rows, counters):
 
 
 @pytest.mark.parametrize(
-    ("one", "clock", "client", "engine", "cause"),
+    ("answered", "clock", "client", "engine", "cause"),
     [
         (row(arrivals=evenly(0.1, 1.35, 11)), Clock.DECODE, 8.0, 10.0, "proxy"),
         (row(arrivals=LATE), Clock.FIRST_TOKEN, 500.0, 100.0, "waited"),
@@ -72,8 +72,8 @@ def test_clocks_that_agree_are_not_mentioned(rows, counters):
     ],
     ids=["slower tokens", "a late first token", "in the gateway's queue", "a late client"],
 )
-def test_what_the_client_saw_later_has_its_cause(one, clock, client, engine, cause):
-    disagreement = only(one)
+def test_what_the_client_saw_later_has_its_cause(answered, clock, client, engine, cause):
+    disagreement = only(answered)
     assert (disagreement.clock, disagreement.client, disagreement.engine) == (
         clock,
         pytest.approx(client),

@@ -208,14 +208,14 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
     """
     with FakeEngine(slots=100, ttft_ms=100) as engine:
 
-        async def load(sender, took):
+        async def load(sender, on_row):
             first = asyncio.Event()
 
-            def on_row(row):
-                took(row)
+            def keep_first(row):
+                on_row(row)
                 first.set()
 
-            work = asyncio.create_task(steady(sender, on_row, tasks(100), 100))
+            work = asyncio.create_task(steady(sender, keep_first, tasks(100), 100))
             await asyncio.to_thread(engine.wait_for, requests=100)
             # Blocks the loop: every answer lies in the kernel when it goes on.
             engine.wait_for(running=0)
@@ -233,7 +233,7 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
 # What is sent
 
 
-def test_more_fields_of_a_body_are_sent_as_they_are_and_half_a_surrogate_pair_is_no_traceback(
+def test_more_fields_of_a_body_are_sent_as_they_are_even_half_a_surrogate_pair(
     engine,
 ):
     async def load(sender, on_row):

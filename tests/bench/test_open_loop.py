@@ -104,7 +104,7 @@ def test_prompts_that_come_again_begin_with_another_line():
     assert [*tasks_of(MAKER, 1, 0, 0)] == []
 
 
-def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversations():
+def test_a_seed_has_its_times_of_arrival_and_a_salt_makes_other_conversations():
     def times(seed):
         return [
             arrivals_of(plan_of(50.0, arrivals="poisson", for_s=4.0, seed=seed), 1, n)
@@ -233,9 +233,7 @@ async def test_rows_refused_by_a_lock_are_written_when_it_is_gone(store):
     assert stored(store)[2] == 2
 
 
-def test_a_store_that_takes_nothing_more_is_told_and_the_run_does_not_go_on_unrecorded(
-    engine, tmp_path
-):
+def test_a_run_ends_with_a_message_when_the_store_takes_no_more_rows(engine, tmp_path):
     """As a full disk: closed under the run's hands."""
     store = open_store(tmp_path / "s.sqlite3")
 

@@ -138,42 +138,50 @@ def test_a_speedup_is_of_the_runs_that_both_levels_have():
     assert line.startswith("one at a time 8.0 s, 2 at once 4.0 s: 2.00x by wall time")
 
 
-def test_a_serial_side_of_some_tasks_is_scaled_to_all_with_an_interval():
-    """42 minutes one at a time need not be waited for: four of sixteen tasks tell them, and how
-    well.
-    """
+SAMPLED = LevelFact(1, 0, "serial_sample", {"of": 16})
+
+
+def sampled_rows(tasks=16):
+    """Four tasks one at a time, which take 10 s on average, and all of them at once in 20 s."""
     seconds = (9.0, 10.0, 11.0, 10.0)
     serial = serially([(second, 100, "stop") for second in seconds], prompt_tokens=50)
-    swarm = [row(16, 0, index, 500.0, 520.0, 100, prompt_tokens=50) for index in range(16)]
-    assert summarise("r", [*serial, *swarm]).speedups is None
-    fact = LevelFact(1, 0, "serial_sample", {"of": 16})
-    summary = summarise("r", [*serial, *swarm], facts=[fact])
-    speedups = summary.speedups
-    assert (speedups.sampled, speedups.tasks, speedups.serial_wall_s, speedups.by_wall) == (
-        4,
-        16,
-        160.0,
-        8.0,
-    )
-    assert (speedups.tokens_serial, speedups.tokens_swarm, speedups.by_tokens) == (
-        400,
-        1600,
-        pytest.approx(8.0),
-    )
-    low = speedups.serial_wall_interval.low
-    high = speedups.serial_wall_interval.high
-    assert (160 - low, high - 160) == (pytest.approx(18.0, abs=0.1), pytest.approx(18.0, abs=0.1))
-    assert speedups.by_wall_interval.high == pytest.approx(high / 20)
+    swarm = [row(16, 0, index, 500.0, 520.0, 100, prompt_tokens=50) for index in range(tasks)]
+    return [*serial, *swarm]
+
+
+def test_a_serial_side_of_some_tasks_is_scaled_to_all():
+    """42 minutes one at a time need not be waited for: four of sixteen tasks show how long all
+    would take.
+    """
+    speedups = summarise("r", sampled_rows(), facts=[SAMPLED]).speedups
+    assert (speedups.sampled, speedups.tasks) == (4, 16)
+    assert (speedups.serial_wall_s, speedups.by_wall) == (160.0, 8.0)
+    assert (speedups.tokens_serial, speedups.tokens_swarm) == (400, 1600)
+    assert speedups.by_tokens == pytest.approx(8.0)
     assert speedups.combined_serial_tok_s == pytest.approx(4 * 150 / 40)
     assert speedups.combined_swarm_tok_s == pytest.approx(16 * 150 / 20)
-    told = [line for line in remarks(summary) if "one at a time" in line]
+
+
+def test_a_scaled_serial_side_has_an_interval():
+    speedups = summarise("r", sampled_rows(), facts=[SAMPLED]).speedups
+    interval = speedups.serial_wall_interval
+    assert interval.low == pytest.approx(160 - 18.0, abs=0.1)
+    assert interval.high == pytest.approx(160 + 18.0, abs=0.1)
+    assert speedups.by_wall_interval.high == pytest.approx(interval.high / 20)
+
+
+def test_a_scaled_serial_side_says_from_how_many_tasks():
+    summary = summarise("r", sampled_rows(), facts=[SAMPLED])
+    speedup, combined = (line for line in remarks(summary) if "one at a time" in line)
     assert (
-        "2 min 40 s (2 min 21 s to 2 min 58 s, scaled from 4 of 16 tasks), 16 at once 20.0 "
-        "s: 8.00x"
-    ) in told[0]
-    assert told[1] == "prompt + output: 15.0 tok/s one at a time, 120 tok/s with 16 at once"
-    cut = summarise("r", [*serial, *swarm[:-1]], facts=[fact])
-    assert cut.speedups is None
+        "2 min 40 s (2 min 21 s to 2 min 58 s, scaled from 4 of 16 tasks), 16 at once 20.0 s: 8.00x"
+    ) in speedup
+    assert combined == "prompt + output: 15.0 tok/s one at a time, 120 tok/s with 16 at once"
+
+
+def test_some_tasks_have_no_speedup_without_their_fact_or_with_a_swarm_that_was_cut():
+    assert summarise("r", sampled_rows()).speedups is None
+    assert summarise("r", sampled_rows(tasks=15), facts=[SAMPLED]).speedups is None
 
 
 def test_prompt_and_output_tokens_are_told_together_and_the_prompts_alone():

@@ -10,6 +10,7 @@ from skep.bench.endpoint import find_endpoint
 from skep.bench.sweep import SweepPlan, run_fingerprint, run_sweep
 from skep.bench.tasks import Workload
 from skep.errors import EndpointError
+from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.testing.process import FakeEngine
 
@@ -43,39 +44,52 @@ def sweep(engine, store, progress=lambda _: None, **fields):
 
 
 @pytest.fixture(scope="module")
-def paced():
-    with FakeEngine(slots=2, ttft_ms=40, token_ms=10) as started:
-        yield started
+def measured(tmp_path_factory):
+    """A sweep of C=1 and C=2: its summary, its stored run and its rows.
 
-
-def test_a_sweep_measures_what_the_engine_does(paced, store):
-    """Truth: 40 ms to the first token, 10 ms a token, never less.
-
-    The engine's own clock sees the same busy machine.
+    Truth: 40 ms to the first token, 10 ms a token, never less.
     """
-    summary = sweep(paced, store)
-    one, two = summary.levels
-    run = store.run(summary.run_id)
-    rows = store.requests(summary.run_id)
+    path = tmp_path_factory.mktemp("sweep") / "s.sqlite3"
+    with FakeEngine(slots=2, ttft_ms=40, token_ms=10) as paced, open_store(path) as store:
+        summary = sweep(paced, store)
+        return summary, store.run(summary.run_id), store.requests(summary.run_id)
+
+
+def test_a_sweep_stores_every_request_and_its_warm_up_as_level_0(measured):
+    _, run, rows = measured
     assert run.state is RunState.DONE
-    # The warm-up is stored too, as level 0: one alone, then as many as at most.
+    # The warm-up is one request alone, then as many as the highest level has.
     assert len(rows) == 1 + 2 + 2 * 2 * 5
     assert len({row.prompt for row in rows}) == len(rows)
-    # Those of them count whose client was not the limit.
-    counted = [row for row in rows if row.level]
-    assert {row.output_tokens for row in counted} == {8}
-    assert {row.kind for row in counted} == {"implement", "test", "fix", "refactor", "document"}
-    assert all(row.engine.decode_tok_s and row.arrivals_s for row in counted)
+
+
+def test_every_row_of_a_sweep_has_tokens_kind_and_times_in_their_order(measured):
+    _, _, rows = measured
+    level_rows = [row for row in rows if row.level]
+    assert {row.output_tokens for row in level_rows} == {8}
+    assert {row.kind for row in level_rows} == {"implement", "test", "fix", "refactor", "document"}
+    assert all(row.engine.decode_tok_s and row.arrivals_s for row in level_rows)
     times = [
         (row.started_s, row.first_byte_s, row.first_token_s, row.last_token_s, row.ended_s)
-        for row in counted
+        for row in level_rows
     ]
     assert all(list(moments) == sorted(moments) for moments in times)
-    assert one.failed == two.failed == 0
-    assert one.ttft_ms.p50 >= 40
-    assert one.tpot_ms.p50 >= 8  # a first token that is late on a busy machine shortens it
-    assert 1000 / one.tpot_ms.p50 == pytest.approx(one.engine_tok_s, rel=0.2)
-    assert one.task_tok_s == pytest.approx(1000 / one.tpot_ms.p50 * 8 / 7, rel=0.1)
+
+
+def test_a_sweep_measures_what_the_engine_does(measured):
+    """The engine's own clock sees the same busy machine."""
+    summary, _, _ = measured
+    serial, pair = summary.levels
+    assert serial.failed == pair.failed == 0
+    assert serial.ttft_ms.p50 >= 40
+    assert serial.tpot_ms.p50 >= 8  # a first token that is late on a busy machine shortens it
+    assert 1000 / serial.tpot_ms.p50 == pytest.approx(serial.engine_tok_s, rel=0.2)
+    assert serial.task_tok_s == pytest.approx(1000 / serial.tpot_ms.p50 * 8 / 7, rel=0.1)
+
+
+def test_the_speedup_of_a_sweep_is_the_ratio_of_its_wall_times(measured):
+    summary, _, _ = measured
+    # Only runs whose client was not the limit count, so there may be none.
     if (speedups := summary.speedups) is not None:
         assert speedups.by_wall == pytest.approx(speedups.serial_wall_s / speedups.swarm_wall_s)
 

@@ -16,7 +16,7 @@ def spread(start, end, tokens=10, **fields):
 
 
 @pytest.mark.parametrize(
-    "one",
+    "answered",
     [
         row(1.0, 1.1, 1.2, 1.3, tokens=4),
         row(1.0, 1.3, 1.6, 2.1, tokens=12),
@@ -24,13 +24,13 @@ def spread(start, end, tokens=10, **fields):
     ],
     ids=["a token a read", "several an event", "several a read"],
 )
-def test_the_time_per_token_is_over_all_tokens_but_the_first(one):
+def test_the_time_per_token_is_over_all_tokens_but_the_first(answered):
     """(last - first) / (n - 1), as everybody defines it: by tokens, not by events."""
-    assert tpot_ms(one) == pytest.approx(100.0)
+    assert tpot_ms(answered) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize(
-    "one",
+    "answered",
     [
         row(1.0, tokens=1),
         row(1.0, 1.0, 1.0, tokens=3),
@@ -50,12 +50,12 @@ def test_the_time_per_token_is_over_all_tokens_but_the_first(one):
         "less than one token later",
     ],
 )
-def test_where_nothing_came_after_the_first_read_there_is_no_speed(one):
-    assert tpot_ms(one) is None
+def test_where_nothing_came_after_the_first_read_there_is_no_speed(answered):
+    assert tpot_ms(answered) is None
 
 
 @pytest.mark.parametrize(
-    ("one", "gaps"),
+    ("answered", "gaps"),
     [
         (row(1.0, 1.1, 1.1, 1.4, tokens=4), [50.0, 50.0, 300.0]),
         (row(1.0, 1.2, 1.4, tokens=6), [100.0, 100.0]),
@@ -64,8 +64,8 @@ def test_where_nothing_came_after_the_first_read_there_is_no_speed(one):
     ],
     ids=["over the tokens that came", "several tokens an event", "failed", "tokens unknown"],
 )
-def test_gaps_are_from_read_to_read(one, gaps):
-    assert list(gaps_ms(one)) == pytest.approx(gaps)
+def test_gaps_are_from_read_to_read(answered, gaps):
+    assert list(gaps_ms(answered)) == pytest.approx(gaps)
 
 
 @pytest.mark.parametrize(

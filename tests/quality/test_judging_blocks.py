@@ -74,7 +74,7 @@ def item(kind, **values):
 
 
 @pytest.mark.needs("bwrap")
-def test_what_stands_beside_the_program_does_not_spoil_it_and_what_belongs_to_it_is_kept():
+def test_text_beside_the_program_does_not_spoil_it_and_its_own_parts_are_kept():
     """A fault of the program itself is never left out."""
     verdicts = outcomes(PAGES, BESIDE | {name: codes for name, (codes, _) in FAULTY.items()})
     expected = dict.fromkeys(BESIDE, VerdictOutcome.PASSED) | {
@@ -124,7 +124,7 @@ def test_without_an_entry_point_the_tests_say_what_is_asked_for():
 
 
 @pytest.mark.needs("bwrap")
-def test_a_regular_expression_is_searched_for_in_the_sandbox_and_one_that_takes_for_ever_is_ended():
+def test_a_pattern_is_searched_for_in_the_sandbox_and_an_endless_search_is_ended():
     pattern = item("regex", pattern=r"^b\d+$")
     assert needs_sandbox([pattern])
     verdicts = texts_judged(pattern, ["a\nb12\nc", "ab12", "```python\nb12\n```"])

@@ -156,7 +156,7 @@ def test_without_verdicts_nothing_is_said_about_what_passed():
 # Beside it
 
 
-def test_the_share_held_counts_only_time_with_all_side_tasks_in_flight_but_for_the_gaps():
+def test_the_held_share_is_of_time_in_turns_with_all_side_tasks_in_flight():
     rows = [*talk(level=3), side(1, 0.0, 2.0, level=3), side(2, 0.5, 1.25, level=3)]
     assert level_of(rows).held_share == pytest.approx(0.75 / 3)
     again = [side(1, 0.0, 1.0), side(1, 1.0, 2.0, number=1), side(1, 2.25, 4.0, number=2)]
@@ -302,7 +302,7 @@ def test_the_published_figures_give_the_published_choice(model):
     assert (advice.concurrency, advice.batch_side_tasks, advice.quick_side_tasks) == (3, 4, 0)
 
 
-def test_the_most_side_tasks_beside_a_quick_conversation_are_those_within_half_as_much_time_again():
+def test_a_conversation_is_quick_within_half_as_much_time_again():
     levels = [given(1, 2.0), given(2, 2.2), given(3, 3.0), given(5, 3.1)]
     assert advice_of(levels).quick_side_tasks == 2
     assert advice_of([given(1, 2.0), given(3, 2.1, passed=0)]).quick_side_tasks == 0, (
@@ -323,7 +323,7 @@ def test_the_reasons_carry_the_figures_and_what_more_would_cost():
     )
 
 
-def test_without_a_finished_conversation_at_c_1_or_an_answer_that_passed_there_is_no_advice():
+def test_there_is_no_advice_without_a_conversation_at_c_1_or_answers_that_passed():
     """As of the smallest models: by speed alone any level would look good."""
     assert "C=1 was not measured" in advice_of([given(3, 2.0)]).reasons[0]
     assert advice_of([]).concurrency is None

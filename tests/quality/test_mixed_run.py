@@ -169,9 +169,7 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
     assert summary.advice.concurrency is None
 
 
-def test_memory_of_the_gpus_is_read_once_all_levels_were_asked_and_stored_with_the_run(
-    engine, store
-):
+def test_gpu_memory_is_read_after_all_levels_and_stored_with_the_run(engine, store):
     reads = []
 
     def read():

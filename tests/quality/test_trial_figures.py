@@ -134,7 +134,7 @@ def test_time_outs_truncation_and_errors_are_failures_and_counted_apart():
     assert level.base.outcomes == (("passed", 400),)
 
 
-def test_latency_comes_from_the_same_requests_without_the_time_of_the_other_arm_between_two_blocks():
+def test_latency_leaves_out_the_time_of_the_other_arm_between_two_blocks():
     halves = [(0, 50), (50, 100)]
     trial = Made(100).passes(1, 0, "base", VerdictOutcome.PASSED, blocks=halves)
     trial.rows[50:] = [
@@ -237,7 +237,7 @@ def test_a_stored_run_gives_its_summary_and_why_it_ended():
     )
 
 
-def test_nothing_seen_to_change_in_a_few_pairs_is_not_taken_for_more_noise_than_assumed():
+def test_a_few_pairs_without_a_change_count_as_no_more_noise_than_assumed():
     def share(pairs, changed):
         answers = [(True, n >= changed) for n in range(pairs)]
         return discordance_of(

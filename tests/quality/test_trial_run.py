@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import pytest
 
 from skep.bench.endpoint import find_endpoint
+from skep.bench.session import SessionProgress
 from skep.errors import EndpointError
 from skep.host.facts import NvidiaReport, read_host
 from skep.quality.judging import Judge
 from skep.quality.trial import QualityTrial, TrialPlan
-from skep.quality.trial_figures import summary_of_run
+from skep.quality.trial_figures import LevelQuality, QualitySummary, summary_of_run
 from skep.stats.noninferiority import Claim
-from skep.store.records import RunState
+from skep.store.database import open_store
+from skep.store.records import RunState, StoredRun
 from skep.testing.process import FakeEngine
 from skep.workload.items import Checker, Item
 
@@ -60,23 +62,52 @@ def trial(engine, store, plan, bank, **how):
     return asyncio.run(run())
 
 
-def test_answers_as_good_under_load_hold_at_every_level(engine, store):
-    heard = []
-    seen = []
-    plan = TrialPlan((1, 2, 4), delta=0.1, seed=1)
-    how = {"on_level": lambda one: heard.append(one.levels[-1]), "on_progress": seen.append}
-    summary = trial(engine, store, plan, numbers(70), **how)
-    assert {"asking", "judging"} <= {one.stage for one in seen}
-    assert {one.failed for one in seen} == {0}
+@dataclass(frozen=True)
+class HeldTrial:
+    """A trial whose answers are as good under load, with all that it reported."""
+
+    summary: QualitySummary
+    run: StoredRun
+    levels: list[LevelQuality]
+    progress: list[SessionProgress]
+
+
+@pytest.fixture(scope="module")
+def held(engine, tmp_path_factory):
+    levels = []
+    progress = []
+    with open_store(tmp_path_factory.mktemp("trial") / "s.sqlite3") as store:
+        summary = trial(
+            engine,
+            store,
+            TrialPlan((1, 2, 4), delta=0.1, seed=1),
+            numbers(70),
+            on_level=lambda so_far: levels.append(so_far.levels[-1]),
+            on_progress=progress.append,
+        )
+        return HeldTrial(summary, store.run(summary.run_id), levels, progress)
+
+
+def test_answers_as_good_under_load_hold_at_every_level(held):
+    summary = held.summary
     assert [level.claim for level in summary.levels] == [Claim.HOLDS, Claim.HOLDS]
-    assert [level.concurrency for level in heard] == [2, 4]
     assert (summary.holds_up_to, summary.skipped, summary.incomplete) == (4, (), "")
-    # The pass made for it, and the base passes of the two levels.
-    assert summary.noise.pairs == 140
-    assert summary.noise_texts_changed == 0.0
-    run = store.run(summary.run_id)
-    assert (run.kind, run.state) == ("quality", RunState.DONE)
-    assert (run.config["bank"], run.config["concurrency"]) == ("numbers", [1, 2, 4])
+
+
+def test_a_trial_reports_every_level_and_its_progress(held):
+    assert [level.concurrency for level in held.levels] == [2, 4]
+    assert {"asking", "judging"} <= {progress.stage for progress in held.progress}
+    assert {progress.failed for progress in held.progress} == {0}
+
+
+def test_the_noise_is_of_the_pass_made_for_it_and_the_base_passes_of_both_levels(held):
+    assert held.summary.noise.pairs == 140
+    assert held.summary.noise_texts_changed == 0.0
+
+
+def test_a_trial_is_stored_as_a_run_with_its_bank_and_levels(held):
+    assert (held.run.kind, held.run.state) == ("quality", RunState.DONE)
+    assert (held.run.config["bank"], held.run.config["concurrency"]) == ("numbers", [1, 2, 4])
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import errno
 import struct
+from dataclasses import dataclass
 
 import pytest
 
@@ -29,39 +30,70 @@ def decide(code, arch, number, *arguments):
             )
 
 
-@pytest.mark.parametrize("machine", seccomp.ARCHITECTURES)
-def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine):
-    """Also for the architecture this does not run on."""
-    code = seccomp.program(machine)
-    known = seccomp.ARCHITECTURES[machine]
-    refused = {pair[known.column] for pair in seccomp.REFUSED.values() if len(pair) > known.column}
-    unknown = {pair[known.column] for pair in seccomp.UNKNOWN.values()}
-    special = {known.clone, known.socket, known.socketpair, known.setsockopt}
+@dataclass(frozen=True)
+class Filter:
+    """The filter of one architecture, and the numbers of its calls."""
+
+    code: bytes
+    calls: seccomp.Architecture
+
+    def decide(self, number, *arguments):
+        return decide(self.code, self.calls.audit, number, *arguments)
+
+    def numbers(self, table):
+        """Return the numbers of a table's calls, as far as this architecture has them."""
+        column = self.calls.column
+        return {numbers[column] for numbers in table.values() if len(numbers) > column}
+
+
+@pytest.fixture(params=seccomp.ARCHITECTURES)
+def machine(request):
+    """Also the architecture that this does not run on."""
+    return request.param
+
+
+@pytest.fixture
+def installed(machine):
+    return Filter(seccomp.program(machine), seccomp.ARCHITECTURES[machine])
+
+
+def test_the_filter_refuses_the_calls_it_lists_and_allows_the_rest(installed):
+    refused = installed.numbers(seccomp.REFUSED)
+    unknown = installed.numbers(seccomp.UNKNOWN)
+    calls = installed.calls
+    special = {calls.clone, calls.socket, calls.socketpair, calls.setsockopt}
     assert not refused & special
-    for number in range(512):
-        want = seccomp.ALLOW
-        if number in refused:
-            want = seccomp.ERRNO | errno.EPERM
-        elif number in unknown:
-            want = seccomp.ERRNO | errno.ENOSYS
-        if number not in special:
-            assert decide(code, known.audit, number) == want, number
+    expected = dict.fromkeys(range(512), seccomp.ALLOW)
+    expected |= dict.fromkeys(unknown, seccomp.ERRNO | errno.ENOSYS)
+    expected |= dict.fromkeys(refused, seccomp.ERRNO | errno.EPERM)
+    for number in set(range(512)) - special:
+        assert installed.decide(number) == expected[number], number
+
+
+def test_the_filter_allows_sockets_of_unix_and_of_the_internet_only(installed):
     for family in range(60):
+        verdict = installed.decide(installed.calls.socket, family)
         if family in (1, 2, 10):
-            want = seccomp.ALLOW
+            assert verdict == seccomp.ALLOW
         else:
-            want = seccomp.ERRNO | errno.EAFNOSUPPORT
-        assert decide(code, known.audit, known.socket, family) == want
-    for option in range(100):  # the sizes of buffers stay as they are, and nobody is told
+            assert verdict == seccomp.ERRNO | errno.EAFNOSUPPORT
+
+
+def test_the_filter_leaves_sizes_of_socket_buffers_as_they_are_without_an_error(installed):
+    for option in range(100):
+        verdict = installed.decide(installed.calls.setsockopt, 5, 1, option)
         if option in (7, 8, 32, 33):
-            want = seccomp.ERRNO
+            assert verdict == seccomp.ERRNO
         else:
-            want = seccomp.ALLOW
-        assert decide(code, known.audit, known.setsockopt, 5, 1, option) == want
-        assert decide(code, known.audit, known.setsockopt, 5, 6, option) == seccomp.ALLOW
-    assert decide(code, known.audit, known.clone, 0x11) == seccomp.ALLOW  # fork
-    assert decide(code, known.audit, known.clone, 0x3D0F00) == seccomp.ALLOW  # a thread
-    for bit in (
+            assert verdict == seccomp.ALLOW
+        assert installed.decide(installed.calls.setsockopt, 5, 6, option) == seccomp.ALLOW
+
+
+def test_the_filter_allows_processes_and_threads_but_no_new_namespaces(installed):
+    clone = installed.calls.clone
+    assert installed.decide(clone, 0x11) == seccomp.ALLOW  # fork
+    assert installed.decide(clone, 0x3D0F00) == seccomp.ALLOW  # a thread
+    namespaces = (
         0x80,
         0x20000,
         0x2000000,
@@ -70,14 +102,23 @@ def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine):
         0x10000000,
         0x20000000,
         0x40000000,
-    ):
-        assert decide(code, known.audit, known.clone, bit | 0x11) == seccomp.ERRNO | errno.EPERM
-    other = next(one for one in seccomp.ARCHITECTURES.values() if one is not known)
-    assert decide(code, other.audit, 0) == seccomp.KILL_PROCESS
-    if machine == "x86_64":  # numbers of its 32-bit twin
-        assert {decide(code, known.audit, n) for n in (521, 0x40000000 + 101)} == {
-            seccomp.ERRNO | errno.ENOSYS
-        }
+    )
+    for bit in namespaces:
+        assert installed.decide(clone, bit | 0x11) == seccomp.ERRNO | errno.EPERM
+
+
+def test_the_filter_ends_a_process_that_calls_as_another_architecture(installed):
+    other = next(calls for calls in seccomp.ARCHITECTURES.values() if calls is not installed.calls)
+    assert decide(installed.code, other.audit, 0) == seccomp.KILL_PROCESS
+
+
+def test_numbers_of_the_32_bit_variant_of_x86_64_are_unknown():
+    installed = Filter(seccomp.program("x86_64"), seccomp.ARCHITECTURES["x86_64"])
+    for number in (521, 0x40000000 + 101):
+        assert installed.decide(number) == seccomp.ERRNO | errno.ENOSYS
+
+
+def test_an_architecture_that_is_not_in_the_table_has_no_filter():
     assert not seccomp.program("riscv64")
 
 

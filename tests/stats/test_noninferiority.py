@@ -134,7 +134,7 @@ def test_an_item_without_a_pair_does_not_count():
 
 @settings(deadline=None, max_examples=30)
 @given(banks)
-def test_bounds_surround_the_difference_narrow_with_more_items_and_are_mirrored_by_swapped_arms(
+def test_bounds_surround_the_difference_narrow_with_items_and_mirror_swapped_arms(
     pairs,
 ):
     """The same results of three times the items; what was lost is gained where the arms are
@@ -172,14 +172,14 @@ def test_repeats_that_vary_narrow_the_bounds():
     """Up to a point: what one repeat might have hidden in an item, five show."""
     rng = Random(3)
 
-    def asked(repeats):
+    def pairs_of(repeats):
         return {
             f"{i}": [(rng.random() < 0.5, rng.random() < 0.5) for _ in range(repeats)]
             for i in range(300)
         }
 
-    once = paired_difference(asked(1))
-    often = paired_difference(asked(5))
+    once = paired_difference(pairs_of(1))
+    often = paired_difference(pairs_of(5))
     assert 2.0 < (once.high - once.low) / (often.high - often.low) < 2.5  # sqrt(5) is 2.24
 
 

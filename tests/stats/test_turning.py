@@ -98,7 +98,7 @@ def test_a_curve_without_a_cliff_has_a_knee_or_none(curve, knee, bracket):
     assert (turning.cliff, turning.cliff_bracket, turning.drop_pct) == (None, None, None)
 
 
-def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff_and_one_that_the_client_limited_says_nothing():
+def test_a_failed_level_lies_beyond_the_cliff_and_a_client_limited_one_is_left_out():
     """Zero is a figure.
 
     Repeats of one level may come apart: C=1 is measured again at the end of a run.

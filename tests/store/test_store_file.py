@@ -54,9 +54,7 @@ def test_a_file_is_made_for_its_owner_alone_and_its_connection_has_its_settings(
     assert {name: pragma(store, name) for name in pragmas} == pragmas
 
 
-def test_a_file_that_cannot_be_upgraded_of_a_newer_skep_or_of_another_program_is_left_as_it_is(
-    path, tmp_path
-):
+def test_a_file_of_a_newer_skep_or_of_another_program_is_left_as_it_is(path, tmp_path):
     """Steps run in one transaction: the file is upgraded or as it was."""
     connection = sqlite3.connect(tmp_path / "old.sqlite3", isolation_level=None)
     connection.execute("CREATE TABLE runs (id)")
@@ -331,9 +329,7 @@ VERDICT = Verdict(
 )
 
 
-def test_a_request_has_one_verdict_an_ended_run_takes_none_a_deleted_one_takes_them_along(
-    store, begin
-):
+def test_a_request_has_one_verdict_until_its_run_ends_or_is_deleted(store, begin):
     """A second opinion is a replay, not a row; what a finished run says is final."""
     run_id = begin(store, kind="quality")
     store.append_items(run_id, [ITEM])

@@ -91,26 +91,28 @@ def records(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "table", "more"), RECORDS, ids=lambda one: getattr(one, "__name__", "")
+    ("kind", "table", "extra_columns"), RECORDS, ids=lambda kind: getattr(kind, "__name__", "")
 )
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_record_reads_back_as_it_was(store, kind, table, more, data):
+def test_a_record_reads_back_as_it_was(store, kind, table, extra_columns, data):
     """Each field has a column.
 
-    Halves of a character are joined or replaced, what has no place is not known.
+    Halves of a character are joined or replaced; a value without a place counts as not known.
     """
     record = data.draw(records(kind))
-    record_fields = {name: value for name, value in more.items() if name in kind.__struct_fields__}
+    record_fields = {
+        name: value for name, value in extra_columns.items() if name in kind.__struct_fields__
+    }
     joined = {name for name in ("closed_at", "closed_because") if hasattr(record, name)}
     record = msgspec.structs.replace(
         record, **dict.fromkeys(joined), **{k: v for k, v in record_fields.items() if k != "task"}
     )
     store._connection.execute("PRAGMA foreign_keys = OFF")
     with store.transaction() as connection:
-        insert(connection, table, record, **more)
+        insert(connection, table, record, **extra_columns)
         read_records = read(connection.execute(f"SELECT * FROM {table}").fetchall(), kind)
         connection.execute("ROLLBACK")
         connection.execute("BEGIN")
@@ -165,14 +167,14 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("what", NAMED)
-def test_rows_are_found_by_id_by_its_beginning_and_as_the_last(store, begin, what):
+@pytest.mark.parametrize("noun", NAMED)
+def test_rows_are_found_by_id_by_its_beginning_and_as_the_last(store, begin, noun):
     """Whoever mistypes sees what there is; nothing is a wildcard."""
-    make, find, newest = NAMED[what]
+    make, find, newest = NAMED[noun]
     make = make or (lambda store, at: begin(store, created_at=at))
-    with pytest.raises(UserError, match=f"there are no {what}s yet"):
+    with pytest.raises(UserError, match=f"there are no {noun}s yet"):
         find(store, "last")
-    with pytest.raises(UserError, match=f"there is no {what} `2026`; there are none yet"):
+    with pytest.raises(UserError, match=f"there is no {noun} `2026`; there are none yet"):
         find(store, "2026")
     older = make(store, AT)
     newer = make(store, AT + 86400)
@@ -185,7 +187,7 @@ def test_rows_are_found_by_id_by_its_beginning_and_as_the_last(store, begin, wha
     assert "lists them all" in caught.value.hint
     for name in ("2027", "", "%", "LAST"):
         with pytest.raises(
-            UserError, match=f"there is no {what} `{name}`; the newest are `{newer}`, `{older}`"
+            UserError, match=f"there is no {noun} `{name}`; the newest are `{newer}`, `{older}`"
         ):
             find(store, name)
 

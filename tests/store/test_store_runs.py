@@ -26,7 +26,7 @@ def test_a_run_reads_back_as_it_was_begun_with_an_id_of_its_own_that_tells_when(
         begin(store, suffix=lambda: "aaaaaa")
 
 
-def test_requests_come_in_the_order_of_the_sweep_and_a_batch_is_stored_whole_or_not_at_all(
+def test_requests_are_read_in_the_order_of_the_sweep_and_stored_in_whole_batches(
     store, begin, a_request
 ):
     """Level, repeat, index, however they arrived; and the run counts them."""

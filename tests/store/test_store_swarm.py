@@ -129,20 +129,22 @@ def test_run_is_there_with_all_its_tasks(swarm):
     assert (run.simulated, run.ended_at, run.error, run.config) == (None, None, None, {"tries": 4})
 
 
-def test_the_first_result_stays_and_pending_tasks_have_the_tries_that_count(swarm):
-    """A straggler's second attempt may end in the same moment; what was told is never told
-    differently.
+def test_the_first_result_of_a_task_stays(swarm):
+    """A straggler's second attempt may end in the same moment; a result that was reported does not
+    change.
     """
     run_id = begin(swarm, "a", "b")
-    assert swarm.record(run_id, [Recorded(attempt("a"), result("a", "first"))]) == [
-        result("a", "first")
-    ]
+    first = result("a", "first")
+    assert swarm.record(run_id, [Recorded(attempt("a"), first)]) == [first]
     late = Recorded(attempt("a", AttemptOutcome.SUPERSEDED, number=2), result("a", "second"))
     assert swarm.record(run_id, [late, *done("b"), *done("b")]) == [result("b")]
     assert [result.answer for result in swarm.results(run_id)] == ["first", "yes"]
     assert [attempt.number for attempt in swarm.attempts(run_id, "a")] == [1, 2]
     assert swarm.run(run_id).counts == Counts(2, 2, 0)
-    # An attempt that was cancelled, or that another one overtook, says nothing of the task.
+
+
+def test_pending_tasks_have_the_tries_that_count(swarm):
+    """An attempt that was cancelled, or that another one overtook, says nothing of the task."""
     run_id = begin(swarm, "a", "b", "c")
     outcomes = (
         AttemptOutcome.FAILED,
@@ -150,21 +152,18 @@ def test_the_first_result_stays_and_pending_tasks_have_the_tries_that_count(swar
         AttemptOutcome.REJECTED,
         AttemptOutcome.SUPERSEDED,
     )
-    fields_of_attempts = [
-        {"number": n, "started_at": AT + 9 - n, "error_kind": "timeout"} for n in range(1, 5)
+    attempts = [
+        attempt("c", outcome, number=number, started_at=AT + 9 - number, error_kind="timeout")
+        for number, outcome in enumerate(outcomes, start=1)
     ]
-    rows = [
-        attempt("c", outcome, **fields)
-        for outcome, fields in zip(outcomes, fields_of_attempts, strict=True)
-    ]
-    swarm.record(run_id, [*done("b"), *(Recorded(row) for row in rows)])
-    none, tried = pending_tasks(swarm, run_id)
-    assert (none.task, none.tries, none.first_at) == (task("a"), 0, None)
+    swarm.record(run_id, [*done("b"), *map(Recorded, attempts)])
+    untried, tried = pending_tasks(swarm, run_id)
+    assert (untried.task, untried.tries, untried.first_at) == (task("a"), 0, None)
     assert (tried.task, tried.tries, tried.first_at, tried.attempts) == (task("c"), 2, AT + 5, 4)
     assert [attempt.number for attempt in swarm.attempts(run_id, "c")] == [4, 3, 2, 1]
 
 
-def test_two_tasks_of_one_id_and_what_names_a_task_that_is_not_there_are_refused_whole(swarm):
+def test_a_task_id_given_twice_or_unknown_is_refused_with_the_whole_batch(swarm):
     with pytest.raises(StoreError, match="does not take this row"):
         begin(swarm, "a", "b", "a")
     assert swarm.runs() == []
@@ -217,47 +216,54 @@ def test_odd_figures_do_not_lose_a_result(swarm):
     assert (deep.answer, deep.value) == ("[[[[", None)
 
 
-def test_run_is_done_when_its_last_session_says_so_and_nothing_is_left(swarm):
+@pytest.fixture
+def two_sessions(swarm):
+    """The id of a run whose first session failed, and whose second one did the rest."""
+    run_id = begin(swarm, "a", "b")
+    first = work(swarm, run_id, simulated=True)
+    swarm.record(run_id, done("a"))
+    swarm.close_session(run_id, first, at=AT + 3, outcome="failed", error="endpoint went away")
+    second = work(swarm, run_id, at=AT + 10, agents=8, endpoint={"slots": 4})
+    swarm.record(run_id, done("b"))
+    swarm.close_session(run_id, second, at=AT + 12, outcome="done")
+    assert (first, second) == (1, 2)
+    return run_id
+
+
+def test_a_run_is_running_while_a_session_is_open_and_stopped_when_it_fails(swarm):
     run_id = begin(swarm, "a", "b")
     first = work(swarm, run_id, simulated=True)
     assert swarm.run(run_id).state is SwarmRunState.RUNNING
     swarm.record(run_id, done("a"))
     swarm.close_session(run_id, first, at=AT + 3, outcome="failed", error="endpoint went away")
     run = swarm.run(run_id)
-    assert (run.state, run.error, run.ended_at) == (
-        SwarmRunState.STOPPED,
-        "endpoint went away",
-        AT + 3,
-    )
-    second = work(swarm, run_id, at=AT + 10, agents=8, endpoint={"slots": 4})
-    assert (first, second, swarm.run(run_id).state, swarm.run(run_id).ended_at) == (
-        1,
-        2,
-        SwarmRunState.RUNNING,
-        None,
-    )
-    swarm.record(run_id, done("b"))
-    swarm.close_session(run_id, second, at=AT + 12, outcome="done")
+    assert (run.state, run.error) == (SwarmRunState.STOPPED, "endpoint went away")
+    assert run.ended_at == AT + 3
+    work(swarm, run_id, at=AT + 10, agents=8, endpoint={"slots": 4})
     run = swarm.run(run_id)
-    assert (run.state, run.error, run.sessions, run.counts.left) == (
-        SwarmRunState.DONE,
-        None,
-        2,
-        0,
-    )
+    assert (run.state, run.ended_at) == (SwarmRunState.RUNNING, None)
+
+
+def test_run_is_done_when_its_last_session_says_so_and_nothing_is_left(swarm, two_sessions):
+    run = swarm.run(two_sessions)
+    assert (run.state, run.error) == (SwarmRunState.DONE, None)
+    assert (run.sessions, run.counts.left) == (2, 0)
     assert run.simulated is True  # a part of it was
-    one, two = swarm.session_rows(run_id)
-    assert (one.outcome, one.alive, one.simulated, one.agents) == ("failed", False, True, None)
-    assert (two.outcome, two.agents, two.endpoint, two.ended_at) == (
-        "done",
-        8,
-        {"slots": 4},
-        AT + 12,
-    )
-    swarm.set_cancelled(run_id, AT + 13)
-    assert swarm.run(run_id).state is SwarmRunState.DONE
-    assert swarm.add_tasks(run_id, [task("c", stage=1)]) == 1
-    assert swarm.run(run_id).state is SwarmRunState.CANCELLED
+
+
+def test_each_session_of_a_run_has_its_own_end(swarm, two_sessions):
+    first, second = swarm.session_rows(two_sessions)
+    assert (first.outcome, first.alive) == ("failed", False)
+    assert (first.simulated, first.agents) == (True, None)
+    assert (second.outcome, second.ended_at) == ("done", AT + 12)
+    assert (second.agents, second.endpoint) == (8, {"slots": 4})
+
+
+def test_a_run_that_is_done_is_cancelled_only_once_it_has_tasks_again(swarm, two_sessions):
+    swarm.set_cancelled(two_sessions, AT + 13)
+    assert swarm.run(two_sessions).state is SwarmRunState.DONE
+    assert swarm.add_tasks(two_sessions, [task("c", stage=1)]) == 1
+    assert swarm.run(two_sessions).state is SwarmRunState.CANCELLED
 
 
 @pytest.mark.parametrize("later", [60.0, 0.0, -3600.0], ids=["later", "at once", "clock set back"])
@@ -285,7 +291,7 @@ def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm, later):
         swarm.close_session(run_id, session, at=AT + 11, outcome="done")
 
 
-def test_the_last_run_was_made_last_whatever_the_clock_and_tasks_of_a_later_stage_are_added_once(
+def test_the_last_run_is_the_last_made_and_tasks_of_a_later_stage_are_added_once(
     swarm,
 ):
     first = begin(swarm, "a")
@@ -351,7 +357,7 @@ def test_views_tell_the_same(swarm, store):
     assert tuple(row) == ("a", "done", "2026-11-15 14:22:34.250")
 
 
-def test_the_file_of_schema_seven_opens_with_its_swarm_and_a_task_that_named_tools_is_read_without(
+def test_a_file_of_schema_seven_opens_with_its_swarm_and_tasks_lose_their_tools(
     old_file,
 ):
     with open_store(old_file("7")) as store:

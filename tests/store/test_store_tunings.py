@@ -89,7 +89,7 @@ def at_work(tunings) -> str:
     return name
 
 
-def test_a_tuning_is_there_as_it_was_begun_and_its_answers_and_stages_come_in_their_order(tunings):
+def test_a_tuning_is_read_as_it_was_begun_with_answers_and_stages_in_order(tunings):
     """With the id that the store gave it, and nobody at work on it yet."""
     name = tunings.begin(a_tuning())
     assert name.startswith("20261115-142233-")
