@@ -33,7 +33,8 @@ import beside
 at_first = os.listdir("/tmp")
 open("/tmp/mark", "x").write("x")
 open("/dev/shm/mark", "x").write("x")
-print(json.dumps({"at_first": at_first, "beside": beside.__file__, "prefix": sys.prefix, "base": sys.base_prefix}))
+prefixes = {"prefix": sys.prefix, "base": sys.base_prefix}
+print(json.dumps({"at_first": at_first, "beside": beside.__file__, **prefixes}))
 """
 
 

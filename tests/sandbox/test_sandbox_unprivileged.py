@@ -25,14 +25,28 @@ try:
     sandbox = open_sandbox()
 except UserError as error:
     sys.exit(f"{error.message} ({error.hint})")
-others = [subprocess.Popen(["sleep", "60"]) for _ in range(30)]  # an ordinary user has more of them than a script may
+# An ordinary user has more processes than a script may.
+others = [subprocess.Popen(["sleep", "60"]) for _ in range(30)]
+HOME = '''
+import os
+print(os.getuid(), os.listdir('/home') if os.path.exists('/home') else 'no home')
+'''
+FORKS = '''
+import os, time
+n = 0
+try:
+    while os.fork(): n += 1
+    time.sleep(60)
+except OSError:
+    print(n)
+'''
 async def main():
     limits = SandboxLimits(seconds=4, processes=10, memory_bytes=100 << 20)
     def run(text):
         return sandbox.run(SandboxScript(("-c", text)), limits)
     return await asyncio.gather(
-        run("import os; print(os.getuid(), os.listdir('/home') if os.path.exists('/home') else 'no home')"),
-        run("import os, time\\nn = 0\\ntry:\\n  while os.fork(): n += 1\\n  time.sleep(60)\\nexcept OSError: print(n)"),
+        run(HOME),
+        run(FORKS),
         run("x = []\\nwhile True: x.append(bytearray(1 << 20))"),
         run("while True: pass"),
     )

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from statistics import fmean, median
 from typing import Literal
 
@@ -488,6 +488,16 @@ def tpot_values(rows: Iterable[Request]) -> list[float]:
     return [value for row in rows if (value := tpot_ms(row)) is not None]
 
 
+def total_values(rows: Iterable[Request]) -> list[float]:
+    """Return the milliseconds from sending, or from when the request was due, to its end."""
+    return [(row.ended_s - row.due_s) * 1000 for row in rows if row.ok]
+
+
+def count_truncated(rows: Iterable[Request]) -> int:
+    """Return how many answers ended at the token limit."""
+    return sum(row.finish_reason == "length" for row in rows)
+
+
 def by_repeat(rows: Iterable[Request]) -> dict[int, list[Request]]:
     repeats: dict[int, list[Request]] = {}
     for row in rows:
@@ -510,10 +520,7 @@ def _level(
     answered = [row for row in rows if row.ok]
     runs = _runs_of(concurrency, requests, marks, closed=closed)
     counted = [run for run in runs if run.counted]
-    tokens = sum(run.output_tokens for run in counted)
-    wall_s = sum(run.wall_s for run in counted)
-    # A level without one token has no speed, rather than a speed of zero.
-    run_speeds = [run.effective_tok_s for run in counted] if tokens else []
+    totals = _totals_of(counted)
     task_speed = task_tok_s(rows)
     in_conversation = any(row.session is not None for row in rows)
     counters = marks.counters.get(concurrency, {})
@@ -521,27 +528,27 @@ def _level(
         concurrency=concurrency,
         requests=len(rows),
         failed=len(rows) - len(answered),
-        output_tokens=tokens,
-        wall_s=wall_s,
-        effective_tok_s=_rate(tokens, wall_s),
-        effective_low=min(run_speeds, default=None),
-        effective_high=max(run_speeds, default=None),
+        output_tokens=totals.output_tokens,
+        wall_s=totals.wall_s,
+        effective_tok_s=_rate(totals.output_tokens, totals.wall_s),
+        effective_low=min(totals.speeds, default=None),
+        effective_high=max(totals.speeds, default=None),
         task_tok_s=task_speed,
         contention_pct=_contention_pct(task_speed, serial_speed),
         ttft_ms=percentiles(ttft_values(rows)),
         tpot_ms=percentiles(tpot_values(rows)),
         engine_tok_s=_engine_tok_s(answered, counters),
         cached_prompt_share=cached_share(rows, counters),
-        truncated=sum(row.finish_reason == "length" for row in rows),
-        client_limited=any(run.client_limited for run in counted),
+        truncated=count_truncated(rows),
+        client_limited=totals.client_limited,
         repeats=tuple(runs),
         thinking=in_conversation,
-        effective_interval=runs_interval(run_speeds),
+        effective_interval=runs_interval(totals.speeds),
         ttft_interval=_interval_of_medians(rows, ttft_values),
         tpot_interval=_interval_of_medians(rows, tpot_values),
-        plateau_tok_s=_median(run.plateau_tok_s for run in counted),
-        gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
-        total_ms=percentiles([(row.ended_s - row.due_s) * 1000 for row in answered]),
+        plateau_tok_s=totals.plateau_tok_s,
+        gap_ms=percentiles(list(chain.from_iterable(map(gaps_ms, rows)))),
+        total_ms=percentiles(total_values(rows)),
         queued_ms=percentiles(_known(row.queued_ms for row in rows)),
         prompt_tokens=_mean(row.prompt_tokens for row in answered),
         output_tokens_each=_mean(row.output_tokens for row in answered),
@@ -550,8 +557,32 @@ def _level(
         errors=_counts(row.error_kind for row in rows if row.error_kind),
         energy=marks.energy.get(concurrency),
         clocks=disagreements(rows, counters),
-        combined_tok_s=_rate(combined_tokens(rows), wall_s),
+        combined_tok_s=_rate(combined_tokens(rows), totals.wall_s),
         prompt_tok_s=prompt_tok_s(rows),
+    )
+
+
+class _RunTotals(msgspec.Struct, frozen=True):
+    """Figures of the runs of a level that count, over all of them."""
+
+    output_tokens: int
+    wall_s: float
+    speeds: tuple[float, ...]  # effective tok/s of each; none if no run has a token
+    plateau_tok_s: float | None
+    client_limited: bool
+
+
+def _totals_of(runs: Sequence[RepeatSummary]) -> _RunTotals:
+    tokens = sum(run.output_tokens for run in runs)
+    speeds: tuple[float, ...] = ()
+    if tokens:
+        speeds = tuple(run.effective_tok_s for run in runs)
+    return _RunTotals(
+        output_tokens=tokens,
+        wall_s=sum(run.wall_s for run in runs),
+        speeds=speeds,
+        plateau_tok_s=_median(run.plateau_tok_s for run in runs),
+        client_limited=any(run.client_limited for run in runs),
     )
 
 

@@ -12,7 +12,7 @@ from statistics import fmean
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.metrics import Speedup, by_repeat, combined_tokens, repeat_of
+from skep.bench.metrics import Speedup, by_repeat, combined_tokens, count_truncated, repeat_of
 from skep.stats.percentiles import mean_t_interval
 from skep.store.records import LevelFact, Request
 from skep.units import Interval
@@ -54,8 +54,8 @@ def speedup_of(
         swarm_wall_s=swarm_wall_s,
         by_wall=serial_wall_s / swarm_wall_s,
         by_tokens=_by_tokens(serial, swarm, runs),
-        truncated_serial=_count_truncated(serial),
-        truncated_swarm=_count_truncated(swarm),
+        truncated_serial=count_truncated(serial),
+        truncated_swarm=count_truncated(swarm),
         tokens_serial=_output_tokens(serial),
         tokens_swarm=_output_tokens(swarm),
         combined_serial_tok_s=_combined_tok_s(serial, runs),
@@ -74,10 +74,6 @@ def speedup_of(
 
 def _output_tokens(rows: Sequence[Request]) -> int:
     return sum(row.output_tokens or 0 for row in rows)
-
-
-def _count_truncated(rows: Sequence[Request]) -> int:
-    return sum(row.finish_reason == "length" for row in rows)
 
 
 def _by_tokens(serial: Sequence[Request], swarm: Sequence[Request], runs: int) -> float | None:

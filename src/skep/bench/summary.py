@@ -25,6 +25,7 @@ from skep.bench.metrics import (
     SweepSummary,
     by_repeat,
     levels_of,
+    total_values,
     tpot_values,
     ttft_values,
 )
@@ -45,7 +46,7 @@ LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers l
 _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
     "ttft": ttft_values,
     "tpot": tpot_values,
-    "total": lambda rows: [(row.ended_s - row.due_s) * 1000 for row in rows if row.ok],
+    "total": total_values,
 }
 JOULES_PER_KWH = 3_600_000.0
 

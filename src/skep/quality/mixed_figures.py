@@ -416,11 +416,7 @@ def _level(
         seconds_per_task=wall_s / passed if passed else None,
         held_share=_held_share(concurrency - 1, repeats),
         outcomes=_outcomes(verdicts, not_asked.total()),
-        passed_tok_s=(
-            _passed_tokens(rows, verdict_by_key) / wall_s
-            if verdicts and tokens and wall_s > 0
-            else None
-        ),
+        passed_tok_s=_passed_tok_s(rows, verdict_by_key, wall_s),
     )
 
 
@@ -437,14 +433,20 @@ def _outcomes(verdicts: Sequence[Verdict], not_asked: int) -> tuple[tuple[str, i
     return tuple(outcomes)
 
 
-def _passed_tokens(rows: Iterable[Request], verdict_by_key: Mapping[Key, Verdict]) -> int:
-    """Return the output tokens of the answers that passed."""
+def _passed_tok_s(
+    rows: Sequence[Request], verdict_by_key: Mapping[Key, Verdict], wall_s: float
+) -> float | None:
+    """Return the output tokens of answers that passed, a second; None: not judged or counted."""
+    is_judged = any(_key(row) in verdict_by_key for row in rows)
+    is_counted = any(row.output_tokens for row in rows if row.ok)
+    if not is_judged or not is_counted or wall_s <= 0:
+        return None
     tokens = 0
     for row in rows:
         verdict = verdict_by_key.get(_key(row))
         if verdict is not None and verdict.passed:
             tokens += row.output_tokens or 0
-    return tokens
+    return tokens / wall_s
 
 
 def conversation_s(rows: Iterable[Request]) -> float | None:
