@@ -1,4 +1,4 @@
-"""Requests made by hand, so that every figure of them can be checked in one's head."""
+"""Requests made by hand, so that each of their figures can be checked without a computer."""
 
 from skep.bench.tasks import BenchTask
 from skep.host.facts import NvidiaReport, read_host
@@ -8,7 +8,7 @@ HOST = read_host(NvidiaReport())
 
 
 def request(*arrivals, start=0.0, end=None, tokens=None, level=1, repeat=0, index=0, **fields):
-    """Its tokens came at `arrivals`, and it ended with the last of them."""
+    """Return a request whose tokens arrived at `arrivals`, and that ended with the last."""
     if arrivals:
         times = {"first_token_s": arrivals[0], "last_token_s": arrivals[-1]}
     else:
@@ -19,7 +19,7 @@ def request(*arrivals, start=0.0, end=None, tokens=None, level=1, repeat=0, inde
 
 
 def evenly(first, last, number):
-    """So many moments from the first to the last."""
+    """Return so many moments from the first to the last."""
     return tuple(first + (last - first) * n / max(1, number - 1) for n in range(number))
 
 

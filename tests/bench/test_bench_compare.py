@@ -1,4 +1,4 @@
-"""Two runs held against each other: from rows made by hand, and two live engines in turns."""
+"""Comparison of two runs: of rows made by hand, and of two live engines in turns."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def row(level, repeat, index, seconds, ttft_s=0.1, **fields):
 
 
 def side(runs=STEADY, level=4, *, failing=(), limited=(), **fields):
-    """One request a run, of so many seconds."""
+    """Return a run of a level with one request in each repeat, of so many seconds."""
     rows = [row(level, repeat, 0, seconds, **fields) for repeat, seconds in enumerate(runs)]
     rows = [replace(row, error_kind="http_500") if row.repeat in failing else row for row in rows]
     samples = [
@@ -116,9 +116,11 @@ def test_only_common_levels_are_compared():
 
 @pytest.mark.parametrize("failing", [(2, 3), (0, 1, 2, 3)], ids=["half", "all"])
 def test_runs_of_b_that_failed_altogether_are_not_forgotten(failing):
-    """Half of B's runs brought not one answer: its speed is half of A's, and a build must not pass
-    with it. Nor is one the same that refuses every second request at once, with half of the tokens
-    in half of the time."""
+    """A build whose B has no answer in half of its runs must not pass: its speed is half of A's.
+
+    Nor is a side the same that refuses every second request at once, with half of the tokens in
+    half of the time.
+    """
     comparisons = compare(side(), side(failing=failing))
     assert {comparison.judgement for comparison in comparisons} != {Judgement.SAME}
     if len(failing) == 4:

@@ -64,7 +64,7 @@ def test_samples_are_summed_over_their_labels():
     ],
 )
 def test_a_mean_is_the_sum_over_the_count_of_what_came_meanwhile(before, after, ttft_s):
-    """Never from buckets: the lowest of vLLM's is 10 ms."""
+    """Means never come from buckets: the lowest bucket of vLLM is 10 ms."""
     assert counted(before, after).get("ttft_s") == (
         None if ttft_s is None else pytest.approx(ttft_s)
     )

@@ -1,4 +1,4 @@
-"""Client and engine on the same requests: when they differ, and what is said to be the cause."""
+"""Client and engine on the same requests: when they differ, and the cause that is named."""
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ AGREED = evenly(0.1, 1.1, 11)
 
 
 def row(arrivals=AGREED, tokens=11, engine=ENGINE, **fields):
-    """Eleven tokens from 0.1 s on, one every 0.1 s: just what the engine says."""
+    """Return a request with eleven tokens from 0.1 s on, one every 0.1 s, as the engine says."""
     return request(*arrivals, tokens=tokens, engine=engine, **fields)
 
 
@@ -52,7 +52,7 @@ LATE = evenly(0.5, 1.5, 11)
     ],
 )
 def test_clocks_that_agree_are_not_mentioned(rows, counters):
-    """The engine's time is that of ten tokens: the first one is its prompt's."""
+    """The engine's time is that of ten tokens: the first one belongs to its prompt."""
     assert disagreements(rows, counters) == ()
 
 

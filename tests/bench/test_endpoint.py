@@ -1,4 +1,4 @@
-"""What is said of a URL at which nothing can be asked."""
+"""Messages about a URL at which no model can be asked."""
 
 import asyncio
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Which level comes next: deciders on scripted figures, no clock and no server."""
+"""The order of levels, decided on scripted figures without a clock or a server."""
 
 import pytest
 from sample_rows import evenly, request
@@ -11,7 +11,7 @@ GOAL = PrecisionGoal(relative=0.03, fewest=4, max_repeats=8)
 
 
 def run_of(level, tok_s, *, ttft_s=0.1, failing=False):
-    """One second at `level` agents, a request each, with `tok_s` tokens a second together."""
+    """Return one second of `level` agents, a request each, with `tok_s` tokens together."""
     fields = {
         "level": level,
         "tokens": round(tok_s * 1000) // level,
@@ -21,7 +21,7 @@ def run_of(level, tok_s, *, ttft_s=0.1, failing=False):
 
 
 def walk(schedule, figures, *, max_runs=200, limited=()):
-    """Levels in the order asked for; `figures(level, run)` is the speed of a run."""
+    """Return the levels in the order asked for; `figures(level, run)` is the speed of a run."""
     order = []
     times = {}
     while (level := schedule.next_level()) is not None:
@@ -96,12 +96,12 @@ def test_a_runs_figure_is_that_of_its_plateau():
 
 
 def levels_off(level):
-    """Exactly at 30."""
+    """Return a speed that levels off at exactly 30."""
     return 20.0 * min(level, 30)
 
 
 def falls_off(level):
-    """Full at 16, and a third less past it."""
+    """Return a speed that is full at 16 agents, and a third less beyond."""
     return 20.0 * level if level <= 16 else 213.0
 
 
@@ -110,7 +110,7 @@ def falls_off(level):
     [(levels_off, [1, 2, 4, 8, 16, 32, 64, 128], 32), (falls_off, [1, 2, 4, 8, 16, 32, 64], 16)],
 )
 def test_a_search_doubles_until_two_levels_past_the_knee(curve, levels, beyond):
-    """Each level once on the way up, then all of them in turns like fixed ones."""
+    """It runs each level once on the way up, then all of them in turns, as with fixed levels."""
     search = LevelSearch(GOAL, max_agents=4096)
     order = walk(search, lambda level, _: curve(level))
     assert order == levels + levels * 3 + [1]
@@ -154,7 +154,7 @@ def test_a_search_that_the_budget_ended_says_so():
 
 
 def test_a_search_that_the_client_ended_says_whether_tok_s_still_grew():
-    """It said so of any: here nothing was gained past eight."""
+    """It said so of every search: here nothing was gained past eight."""
     search = LevelSearch(GOAL, max_agents=20, runs=1)
     walk(search, lambda level, _: 20.0 * min(level, 8))
     assert (search.end.at, search.end.reason, search.end.beyond) == (16, "most", 8)

@@ -30,7 +30,7 @@ async def sending(engine, *, timeout_s=20.0, ready=0):
 
 
 def run(engine, load, **how):
-    """The rows of `load(sender, on_row)`, in the order they came."""
+    """Return the rows of `load(sender, on_row)`, in the order in which they were made."""
     rows = []
 
     async def inner():
@@ -59,7 +59,7 @@ def test_a_load_has_as_many_in_flight_as_asked_for_and_never_more(number, width)
 
 
 def test_no_more_is_begun_when_the_time_is_over_and_what_is_under_way_is_waited_for():
-    """Tasks of an endless stream are taken one by one."""
+    """Tasks of an endless stream are made one by one."""
     taken = []
     with FakeEngine(slots=2, ttft_ms=20) as engine:
         endless = (taken.append(index) or task(index) for index in count())

@@ -52,7 +52,7 @@ async def swept(engine, store, **fields):
 
 
 def test_arrivals_at_a_rate_are_all_sent_and_know_when_they_were_due(engine, store):
-    """One at another rate never came in its time: its level has no figures."""
+    """A request at the other rate is not due in time: its level has no figures."""
     summary, rows = opened(engine, store, plan_of(100.0, 0.001, 50.0, arrivals="constant"))
     slow = [row for row in rows if row.level == 2]
     fast = [row for row in rows if row.level == 1]
@@ -72,7 +72,7 @@ def test_arrivals_at_a_rate_are_all_sent_and_know_when_they_were_due(engine, sto
 
 
 class Watched(TaskMaker):
-    """Counts the prompts it has made."""
+    """A task maker that counts its prompts."""
 
     made = 0
 
@@ -119,8 +119,8 @@ def test_a_seed_has_its_times_of_arrival_and_a_salt_makes_other_conversations():
 
 
 def test_poisson_gaps_are_exponential_and_constant_ones_do_not_drift():
-    """Mean and deviation alike, and 1 - 1/e of them below the mean; the hundred thousandth is
-    where it belongs.
+    """Poisson gaps have a deviation equal to their mean, and 1 - 1/e of them are below it; of
+    constant arrivals the hundred thousandth is where it belongs.
     """
     moments = [0.0, *islice(ARRIVALS["poisson"](8.0, Random(2)), 20_000)]
     gaps = [after - before for before, after in pairwise(moments)]
@@ -177,7 +177,7 @@ async def test_a_run_that_raises_keeps_its_rows_and_the_reason(store):
 
 
 class SlowStore(Store):
-    """Its rows take a while to be put into words, as thousands do. Knows when it has begun."""
+    """A store whose rows take a while to be written, as thousands do; it says when it begins."""
 
     begun: threading.Event
     go_on: threading.Event
@@ -204,7 +204,7 @@ async def test_rows_that_are_being_written_when_the_run_ends_are_not_lost(store)
 
 
 def locked(path):
-    """Somebody else's transaction; ends with `close`."""
+    """Open the transaction of another process; it ends with `close`."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN IMMEDIATE")
     return connection
@@ -234,7 +234,7 @@ async def test_rows_refused_by_a_lock_are_written_when_it_is_gone(store):
 
 
 def test_a_run_ends_with_a_message_when_the_store_takes_no_more_rows(engine, tmp_path):
-    """As a full disk: closed under the run's hands."""
+    """The store is closed while the run writes, which fails like a full disk."""
     store = open_store(tmp_path / "s.sqlite3")
 
     def show(progress):
@@ -274,7 +274,7 @@ async def test_conversations_go_turn_after_turn_with_their_think_times(engine, s
 
 
 class Stopwatch:
-    """A meter: from when to when what is drawn was counted, and what held when that began."""
+    """A meter that notes when it counted, and the state of the load when it began."""
 
     def __init__(self, look):
         self.look = look

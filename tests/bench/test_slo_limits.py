@@ -1,4 +1,4 @@
-"""A promise as it is written, held against rows made by hand."""
+"""Limits as a user writes them, applied to rows made by hand."""
 
 from math import inf
 
@@ -12,7 +12,7 @@ from skep.stats.slo import SloLimit, SloLimits
 
 
 def row(ttft_s=0.5, total_s=2.0, tokens=11, index=0, **fields):
-    """Ten tokens after the first, evenly."""
+    """Return a request with ten tokens after the first, evenly spread."""
     return request(*evenly(ttft_s, total_s, 11), tokens=tokens, index=index, **fields)
 
 
@@ -34,7 +34,7 @@ def row(ttft_s=0.5, total_s=2.0, tokens=11, index=0, **fields):
     ],
 )
 def test_the_share_of_a_limit(limits, rows, share):
-    """TTFT half of its limit, 150 ms a token of 100; what was not seen was not kept."""
+    """TTFT is half of its limit, time a token 150 of 100 ms; a missing figure breaks a limit."""
     assert worst_share(SloLimits.parse(limits), rows) == pytest.approx(share)
 
 

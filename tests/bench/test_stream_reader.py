@@ -38,14 +38,14 @@ def said(content, finish=None, **fields):
 
 
 def reader():
-    """One that has seen the head of a stream."""
+    """Return a reader that has read the head of a stream."""
     reading = StreamReader(asyncio.get_running_loop().create_future())
     reading.on_head(ResponseHead(200, [(b"content-type", SSE)], None), 0.0)
     return reading
 
 
 def receive(*reads, kind=SSE, status=200, ended_by=None):
-    """Each of `reads` is one network read, at second 1, 2, ...; the head came at second 0."""
+    """Hand on each of `reads` as one network read, at second 1, 2, ...; the head is at second 0."""
 
     async def run():
         reading = StreamReader(asyncio.get_running_loop().create_future())
@@ -69,7 +69,7 @@ def read(*reads, **how):
 
 
 def row_of(reading):
-    """The row that a sender makes of it."""
+    """Return the row that a sender makes of an answer."""
 
     async def run():
         origin, _ = parse_url("http://127.0.0.1:9")
@@ -186,7 +186,7 @@ def compact(choices, **fields):
 
 
 def some_event(rng):
-    """Bytes, the text in them, and how many arrivals they are."""
+    """Draw the bytes of an event, the text in them, and how many arrivals they count as."""
     word = rng.choice(
         [
             " the",
@@ -230,7 +230,7 @@ def some_event(rng):
 
 
 def cut(data, ends, rng):
-    """Reads that end mostly where events do, as they do on a network."""
+    """Cut bytes into reads that end mostly where events do, as they do on a network."""
     places = {end for end in ends if rng.random() < 0.8} | {
         rng.randrange(1, len(data)) for _ in range(rng.randrange(4))
     }
@@ -266,7 +266,7 @@ def test_however_the_bytes_are_cut_the_answer_is_the_same(framed):
 
 
 def read_framed(reads, rng):
-    """The same reads as whole chunks, one or two of them a read."""
+    """Hand on the same reads as whole chunks, one or two of them a read."""
 
     async def run():
         reading = reader()

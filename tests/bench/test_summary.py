@@ -1,6 +1,4 @@
-"""A whole run in figures: speedups, drift, classes, open loads, energy, and what is left out of
-them.
-"""
+"""A whole run in figures: speedups, drift, classes, open loads, energy, and runs that are left out."""
 
 from operator import attrgetter
 
@@ -14,7 +12,7 @@ from skep.store.records import ClientSample, EngineTimings, LevelFact
 
 
 def row(level=1, repeat=0, index=0, start=0.0, end=1.0, tokens=10, **fields):
-    """Its first token a tenth of the way, its last at its end."""
+    """Return a request with its first token after a tenth of its time, and its last at its end."""
     arrivals = evenly(start + (end - start) / 10, end, 10)
     defaults = {
         "level": level,
@@ -220,7 +218,7 @@ def test_one_agent_that_is_slower_at_the_end_is_drift():
 
 
 def runs_of(level, walls):
-    """Three requests an agent, ten tokens a run."""
+    """Return runs with three requests an agent, and ten tokens a run."""
     return [
         row(level, repeat, index, 100.0 * repeat, 100.0 * repeat + wall, tokens=10 / (3 * level))
         for repeat, wall in enumerate(walls)
@@ -437,7 +435,7 @@ def test_the_engines_own_mean_stands_in_where_it_says_nothing_of_a_request(first
 
 
 def known(level=1, repeat=0, index=0, first=1.0, last=2.0, end=2.0, tokens=10, **fields):
-    """One that waits a second and answers for one."""
+    """Return a request that waits a second and answers for another."""
     arrivals = evenly(first, last, tokens) if tokens else ()
     return request(
         *arrivals, level=level, repeat=repeat, index=index, end=end, tokens=tokens, **fields

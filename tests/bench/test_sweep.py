@@ -18,7 +18,7 @@ WORK = {"max_tokens": 8, "seed": 3}
 
 
 def plan_of(**fields):
-    """Fields of the plan and of its workload alike."""
+    """Return a plan, with fields of the plan or of its workload."""
     names = set(Workload.__struct_fields__)
     work = Workload(**WORK | {name: value for name, value in fields.items() if name in names})
     rest = {name: value for name, value in fields.items() if name not in names}

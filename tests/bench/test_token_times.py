@@ -1,4 +1,4 @@
-"""When tokens came: figures from rows made by hand, so that each can be checked in one's head."""
+"""Times of tokens: figures from rows made by hand, so that each is easily checked."""
 
 import pytest
 from sample_rows import evenly
@@ -8,7 +8,7 @@ from skep.bench.metrics import delivered, full_spans, gaps_ms, plateau_tok_s, tp
 
 
 def spread(start, end, tokens=10, **fields):
-    """A token at a time over the whole request, the last one at its end."""
+    """Return a request whose tokens are spread over its time, the last one at its end."""
     return row(*evenly(start, end, tokens + 1)[1:], tokens=tokens, start=start, **fields)
 
 

@@ -1,4 +1,4 @@
-"""A sandbox, and the check that nothing of it is left."""
+"""A sandbox, and the check that no process or mount of it is left."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ def mounts():
 
 @pytest.fixture
 def sandbox(opened):
-    """Whatever a test does in it: afterwards there is no process of it and no mount."""
+    """Open a sandbox; whatever a test does in it, no process of it and no mount is left."""
     before = mounts()
     yield opened
     launcher = opened._launcher.pid
@@ -38,7 +38,7 @@ def sandbox(opened):
 
 @pytest.fixture
 def run(sandbox):
-    """Runs a program's text as main.py, with little of everything."""
+    """Run a program's text as main.py, with low limits."""
 
     def run(text, *, files=None, stdin=b"", argv=("main.py",), **limits):
         script = SandboxScript(argv, {"main.py": text.encode(), **(files or {})}, stdin)

@@ -1,11 +1,11 @@
-"""Looking at processes from outside."""
+"""Functions that look at processes from outside."""
 
 import time
 from pathlib import Path
 
 
 def descendants(pid):
-    """Of a process, zombies included."""
+    """Return the descendants of a process, zombies included."""
     pids = []
     try:
         words = [
@@ -21,7 +21,7 @@ def descendants(pid):
 
 
 def wait_until(happens, seconds=5.0):
-    """The end of another process has no event here."""
+    """Wait until a condition holds: the end of another process has no event here."""
     deadline = time.monotonic() + seconds
     while not happens() and time.monotonic() < deadline:
         time.sleep(0.002)

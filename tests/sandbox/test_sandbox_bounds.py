@@ -1,6 +1,5 @@
-"""Scripts that take too much: time, memory, room, processes, output.
-
-Each is ended, and nothing of it stays.
+"""Scripts that use too much time, memory, disk, processes or output. Each is ended, and none of its
+processes or files stay.
 """
 
 import asyncio
@@ -68,7 +67,7 @@ time.sleep(600)""",
 
 
 async def run_all(sandbox, texts, **limits):
-    """By their names."""
+    """Run scripts at once; return their results by name."""
     scripts = [SandboxScript(("-c", text)) for text in texts.values()]
     results = await asyncio.gather(
         *(sandbox.run(script, SandboxLimits(**limits)) for script in scripts)

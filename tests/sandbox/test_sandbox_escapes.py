@@ -1,4 +1,4 @@
-"""Scripts that try to get out, to look out, or to gain something. Each says what it managed."""
+"""Scripts that try to get out, to look out, or to gain privileges. Each prints what it managed."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,9 @@ arm = os.uname().machine == "aarch64"
 
 @pytest.fixture
 def attempt(run):
-    """Run what tries something; its last word, with all it said where that is not `kept in`."""
+    """Run a script that tries to escape; return its last line, or all output if that is another
+    line than `kept in`.
+    """
 
     def attempt(text, **options):
         result = run(TRY + text, **options)
@@ -134,7 +136,7 @@ def test_the_environment_tells_nothing(run, monkeypatch):
 
 
 class Listening:
-    """TCP, UDP and two kinds of unix socket on the host; counts what comes in."""
+    """TCP, UDP and two kinds of unix socket on the host that count what they receive."""
 
     def __init__(self, folder):
         self.tcp = socket.create_server(("127.0.0.1", 0))
@@ -198,7 +200,7 @@ print(socket.create_server(("::1", 0), family=socket.AF_INET6).getsockname()[0])
 
 
 def test_no_other_process_is_seen_or_signalled(attempt):
-    """kill -1 reaches its own processes only; the first one inside shrugs."""
+    """kill -1 reaches the script's own processes only; the first one inside ignores it."""
     text = f"""
 import signal, subprocess, time
 pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -1,5 +1,5 @@
-"""Cancelled, closed, killed from outside, many at once:
-nothing is left, and the next run works.
+"""Runs that are cancelled, closed, or killed from outside, and many at once: no process is left, and
+the next run works.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ WELL = SandboxScript(("-c", "print('well')"))
 
 
 def command_of(pid):
-    """The words a process was started with; none where it has ended."""
+    """Return the words that a process was started with; none if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return []
@@ -42,7 +42,7 @@ def is_the_script(pid):
 
 
 async def run_forever(sandbox):
-    """A script that does not end by itself, as a task, and its processes once it runs."""
+    """Start a script that does not end by itself; return its task, and its processes once it runs."""
     task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
     while not any(map(is_the_script, inside := descendants(sandbox._launcher.pid))):
         await asyncio.sleep(0.005)
@@ -59,7 +59,7 @@ async def test_a_cancelled_run_is_gone_when_the_cancelling_returns(sandbox):
 
 
 async def test_cancelling_at_any_moment_leaves_nothing(sandbox):
-    """Also before the room is closed: the fixture looks for what is left."""
+    """Also before the sandbox is closed: the fixture looks for processes that are left."""
     for number in range(12):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(number * 0.004):
@@ -128,7 +128,7 @@ async def test_closing_ends_what_runs():
 
 @pytest.mark.usefixtures("opened")
 def test_when_skep_is_killed_everything_ends():
-    """Not asked, not told: killed. The launcher notices by its socket."""
+    """skep is killed without a chance to say so. The launcher notices by its socket."""
     text = """
 import asyncio, sys
 from skep.sandbox.runner import open_sandbox

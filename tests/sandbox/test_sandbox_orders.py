@@ -1,4 +1,4 @@
-"""What the filter says, and what a machine without a sandbox is told."""
+"""Verdicts of the call filter, and the messages on a machine without a sandbox."""
 
 import errno
 import struct
@@ -13,7 +13,7 @@ from skep.sandbox import runner, seccomp
 
 
 def decide(code, arch, number, *arguments):
-    """Runs a filter as the kernel would."""
+    """Run a filter as the kernel would; return its verdict."""
     data = struct.pack("=IIQ6Q", number, arch, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
     place = accumulator = 0
     while True:
@@ -123,7 +123,7 @@ def test_an_architecture_that_is_not_in_the_table_has_no_filter():
 
 
 def test_a_bubblewrap_that_does_not_work_is_found_out_and_said(tmp_path, monkeypatch):
-    """Its presence is no proof. What it said is told, with what to do."""
+    """Its presence is no proof. Its message is reported, with a remedy."""
     fake = tmp_path / "bwrap"
     fake.write_text(
         "#!/bin/sh\necho 'bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted' "

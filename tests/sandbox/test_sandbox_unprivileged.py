@@ -1,6 +1,4 @@
-"""The same as an ordinary user with an ordinary user's processes, where the tests themselves run
-as root.
-"""
+"""A sandbox as an ordinary user opens it, beside that user's processes, where the tests run as root."""
 
 import contextlib
 import os
@@ -63,7 +61,7 @@ print("well", os.getuid())
 
 
 def system_python():
-    """One that this user can reach: the one the tests run in may lie in root's home folder."""
+    """Return a Python that this user can reach: that of the tests may lie in root's home folder."""
     for program in (sys.executable, "/usr/bin/python3"):
         command = [program, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
         with contextlib.suppress(OSError):

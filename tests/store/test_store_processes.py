@@ -62,7 +62,7 @@ def test_reader_sees_a_run_as_of_one_instant(path, store, begin, a_request):
 def proc_with(
     folder: Path, *, pid: int, state: str = "S", ticks: int = 500, boot: str = "boot-a"
 ) -> Path:
-    """A /proc of one process, whose name is chosen to mislead."""
+    """Make a /proc of one process, whose name is chosen to mislead."""
     (folder / str(pid)).mkdir(parents=True)
     fields = " ".join([state, *(["0"] * 18), str(ticks), "0"])
     (folder / str(pid) / "stat").write_text(f"{pid} (a) Z (b) {fields}\n")

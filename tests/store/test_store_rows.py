@@ -1,6 +1,4 @@
-"""What holds for the rows of every kind: they read back as they were, are final, and are found by
-their names.
-"""
+"""Rows of every kind read back as they were, are final, and are found by their names."""
 
 import sqlite3
 import types
@@ -60,7 +58,7 @@ PLAIN = {
 
 
 def values(hint):
-    """Any value of a type."""
+    """Return a strategy for any value of a type."""
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is Annotated:
@@ -169,7 +167,7 @@ NAMED = {
 
 @pytest.mark.parametrize("noun", NAMED)
 def test_rows_are_found_by_id_by_its_beginning_and_as_the_last(store, begin, noun):
-    """Whoever mistypes sees what there is; nothing is a wildcard."""
+    """A mistyped name shows which rows there are; no character is a wildcard."""
     make, find, newest = NAMED[noun]
     make = make or (lambda store, at: begin(store, created_at=at))
     with pytest.raises(UserError, match=f"there are no {noun}s yet"):

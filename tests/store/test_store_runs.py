@@ -9,7 +9,7 @@ from skep.store.records import ClientSample, RunState
 
 
 def test_a_run_reads_back_as_it_was_begun_with_an_id_of_its_own_that_tells_when(store, begin):
-    """Everything given to `begin_run` comes back, and the run is at work."""
+    """Everything given to `begin_run` is read back, and the run is running."""
     run = store.run(begin(store, config={"tasks": 8, "names": ["é", None]}, simulated=True))
     assert (run.kind, run.model, run.created_at) == ("sweep", "smol", 1_794_752_553.25)
     assert (run.url, run.fingerprint) == ("http://127.0.0.1:8000/v1", "f00d")
@@ -29,7 +29,7 @@ def test_a_run_reads_back_as_it_was_begun_with_an_id_of_its_own_that_tells_when(
 def test_requests_are_read_in_the_order_of_the_sweep_and_stored_in_whole_batches(
     store, begin, a_request
 ):
-    """Level, repeat, index, however they arrived; and the run counts them."""
+    """The order is level, repeat, index, however they were stored; and the run counts them."""
     run_id = begin(store)
     places = [(2, 0, 1), (1, 1, 0), (2, 0, 0), (1, 0, 0)]
     store.append_requests(run_id, (a_request(i, level=level, repeat=r) for level, r, i in places))
@@ -69,7 +69,7 @@ def test_ended_run_says_how_and_takes_no_more(store, begin, a_request, outcome, 
 
 
 def test_runs_are_listed_newest_first(store, begin):
-    """By their time; runs of the same instant by the order they began."""
+    """They are ordered by time; runs of the same instant by the order in which they began."""
     ids = [begin(store, created_at=at) for at in (100.0, 300.0, 200.0, 300.0)]
     assert [run.id for run in store.runs()] == [ids[3], ids[1], ids[2], ids[0]]
     assert [run.id for run in store.runs(limit=2)] == [ids[3], ids[1]]
@@ -78,8 +78,8 @@ def test_runs_are_listed_newest_first(store, begin):
 def test_deleting_a_run_takes_its_rows_along_but_none_that_is_at_work_goes(
     store, begin, a_request
 ):
-    """Whole runs go, others stay, unknown ids do not count; a writer does not lose the ground
-    under its feet.
+    """Whole runs are deleted, others stay, and unknown ids do not count; a run that is being
+    written stays.
     """
     deleted, done, at_work = (begin(store) for _ in range(3))
     for run_id in (deleted, done):
@@ -116,7 +116,7 @@ def test_store_may_be_used_from_several_threads(store, begin, a_request):
 
 
 def test_views_speak_in_words_people_know(store, begin, a_request):
-    """Who opens the file with another tool finds times, speeds and outcomes without a manual."""
+    """Another tool that opens the file shows times, speeds and outcomes in plain words."""
     run_id = begin(store)
     row = a_request(
         3, level=4, first_token_s=1.0, last_token_s=2.0, output_tokens=50, arrivals_s=(1.0, 2.0)

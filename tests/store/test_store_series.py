@@ -54,7 +54,7 @@ def add(
 
 
 def gap(slot: int, slots: int, **changes) -> Probe:
-    """Hourly slots since 1970, found missing a little after the last of them was due."""
+    """Return a gap of hourly slots since 1970, noticed a little after the last of them was due."""
     due = slot * HOUR_S + 60.0
     values = {
         "due_at": due,
@@ -118,7 +118,7 @@ def test_a_slot_is_covered_once(series, slot):
 
 @pytest.mark.parametrize(("slot", "slots"), [(8, 3), (10, 1), (10, 9), (5, 20), (14, 2)])
 def test_a_gap_covers_nothing_that_is_covered(series, slot, slots):
-    """Whether it reaches into a row, or over several."""
+    """That holds for a gap that reaches into a row, and for one over several."""
     series.append_probe(probe(10))
     series.append_probe(gap(14, 1))
     assert series.append_probe(gap(slot, slots)) is None
@@ -196,7 +196,7 @@ def test_points_come_oldest_first_without_what_failed(series):
 
 
 def test_keys_are_those_that_ever_had_a_value(series):
-    """In order; a figure that no engine ever told is no series."""
+    """They are in order; a figure that no engine ever reported is no series."""
     both = sample(ttft_ms=9.0)
     series.append_probe(
         probe(0), [both, sample(DAY, 40.0, heat=Heat.COLD), sample(DAY, None, concurrency=4)]
@@ -213,7 +213,7 @@ def test_keys_are_those_that_ever_had_a_value(series):
 
 
 def test_hours_and_days_follow_the_samples(series):
-    """Whatever order they come in, a span is what its samples say."""
+    """In whatever order samples are stored, a span has the figures of its samples."""
     values = [50.0 + (7 * number) % 11 for number in range(60)]
     order = sorted(range(60), key=lambda number: (13 * number) % 60)
     for number in order:
@@ -254,7 +254,7 @@ def test_busy_samples_are_counted_and_left_out_of_the_figures(series, store):
 
 
 def test_deleting_samples_leaves_their_spans_and_their_probes(series, monkeypatch):
-    """What the days were is still known when their samples are gone."""
+    """The figures of days stay when their samples are deleted."""
     monkeypatch.setattr(database, "_DELETED_AT_ONCE", 7)
     add(series, [50.0 + number % 5 for number in range(60)], every_s=HOUR_S)
     days, hours = (series.spans(KEY, kind, *ALWAYS) for kind in (SpanKind.DAY, SpanKind.HOUR))

@@ -1,5 +1,5 @@
-"""The journal of the swarm: every task one result, whoever writes, whatever the text, however it
-ends.
+"""The journal of the swarm: every task has one result, whichever process writes it, whatever its
+text, and however the run ends.
 """
 
 import msgspec
@@ -180,8 +180,8 @@ def test_a_task_id_given_twice_or_unknown_is_refused_with_the_whole_batch(swarm)
     "odd", ["half \ud83d of a pair", "nul \0 in it", "\ud83d\ude00", "\x1b[31m\r\n\u2028", "é" * 9]
 )
 def test_odd_text_does_not_lose_a_result(swarm, odd):
-    """Halves that belong together are joined, a lone one is replaced, all else is kept to the
-    letter.
+    """Halves of a character that belong together are joined, a lone half is replaced, and all other
+    text is kept exactly.
     """
     stored_text = {
         "half \ud83d of a pair": "half \ufffd of a pair",
@@ -309,7 +309,7 @@ def test_the_last_run_is_the_last_made_and_tasks_of_a_later_stage_are_added_once
 
 
 def full_run(swarm: SwarmStore) -> str:
-    """A row in every table, also in that of the steps, which earlier versions wrote."""
+    """Make a run with a row in every table, also in that of the steps, which old versions wrote."""
     run_id = begin(swarm, "a", "b")
     session = work(swarm, run_id)
     swarm.record(run_id, done("a"))

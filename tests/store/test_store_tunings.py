@@ -1,4 +1,6 @@
-"""The journal of the tuner: final rows, one writer, an answer with its stages or neither."""
+"""The journal of the tuner: rows are final, one process writes, an answer is stored with its
+stages or not at all.
+"""
 
 import sqlite3
 
@@ -83,14 +85,14 @@ def rows(store) -> dict[str, int]:
 
 
 def at_work(tunings) -> str:
-    """A tuning with its first session."""
+    """Begin a tuning with its first session."""
     name = tunings.begin(a_tuning())
     tunings.begin_session(name, AT + 1)
     return name
 
 
 def test_a_tuning_is_read_as_it_was_begun_with_answers_and_stages_in_order(tunings):
-    """With the id that the store gave it, and nobody at work on it yet."""
+    """It has the id that the store gave it, and no process works on it yet."""
     name = tunings.begin(a_tuning())
     assert name.startswith("20261115-142233-")
     assert tunings.find(name).tuning == a_tuning(id=name)
@@ -120,7 +122,7 @@ def test_a_tuning_is_read_as_it_was_begun_with_answers_and_stages_in_order(tunin
 
 
 def test_answer_whose_stages_cannot_be_written_is_not_written(tunings, store):
-    """Torn in two, a resumed search would decide once more what it has decided."""
+    """If only the answer were stored, a resumed search would decide the same thing twice."""
     name = at_work(tunings)
     tunings.append(name, [stage(0)], AT + 1, answer(1))
     before = rows(store)
@@ -130,7 +132,7 @@ def test_answer_whose_stages_cannot_be_written_is_not_written(tunings, store):
 
 
 def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunings, monkeypatch):
-    """Stopped, failed and killed ones can go on; one that is done cannot."""
+    """Stopped, failed and killed tunings can go on; one that is done cannot."""
     name = at_work(tunings)
     with pytest.raises(UserError, match=f"a process is working on tuning `{name}`"):
         tunings.begin_session(name, AT + 2)
@@ -155,7 +157,7 @@ def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunin
 
 
 def test_ended_tuning_takes_no_more(tunings):
-    """But the names of presets that are made of it later."""
+    """Only names of presets that are made of it later are still added."""
     name = at_work(tunings)
     tunings.append(name, [stage(0)], AT + 1, answer(1))
     tunings.end_session(name, 1, at=AT + 5, outcome="done")
@@ -257,7 +259,7 @@ def test_damaged_row_is_named(tunings, store):
 
 
 def test_tuning_of_the_first_schema_that_had_them(old_file):
-    """As the dump has it, with its dead end and its open interval."""
+    """It is read as the dump has it, with its dead end and its open interval."""
     with open_store(old_file("8")) as store:
         tunings = TuningStore(store)
         stored = tunings.find("last")

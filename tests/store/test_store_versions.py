@@ -1,4 +1,4 @@
-"""Files of every schema there ever was, opened by this one.
+"""Files of every schema there ever was, opened by the present one.
 
 A new migration comes with a dump of the schema it makes: `versions/NUMBER.sql`, one finished run
 in it and, from 2 on, one gateway request."""
@@ -27,7 +27,7 @@ def schema(path: Path) -> list[tuple[str, str]]:
 
 
 def test_every_version_has_a_dump():
-    """A migration without one could not be tried from the file it starts from."""
+    """A migration without a dump could not be tried on the file it starts from."""
     assert [int(dump) for dump in DUMPS] == list(range(1, len(MIGRATIONS) + 1))
 
 
@@ -117,7 +117,7 @@ def test_reader_of_an_old_file_brings_it_along(dump, old_file):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
 def test_old_file_that_may_not_be_written_is_refused_to_readers(old_file):
-    """They would ask for tables that are not there."""
+    """Readers would query tables that are not there."""
     path = old_file(DUMPS[0])
     path.chmod(0o400)
     with pytest.raises(StoreError, match="must be upgraded"):

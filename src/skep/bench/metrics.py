@@ -118,7 +118,7 @@ class LevelSummary(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> tuple[RepeatSummary, ...]:
-        """The runs that its figures are made of."""
+        """Return the runs that its figures are made of."""
         return tuple(repeat for repeat in self.repeats if repeat.counted)
 
     @property
@@ -380,7 +380,9 @@ def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Di
 
 
 def _first_token(rows: Sequence[Request]) -> Disagreement | None:
-    """The engine counts from when it began with the prompt; what was before is waiting."""
+    """Compare times to the first token. The engine counts from when it began with the prompt; the
+    time before that is waiting.
+    """
     timed = [
         row for row in rows if row.engine.prompt_ms is not None and row.first_token_s is not None
     ]
@@ -397,7 +399,10 @@ def _first_token(rows: Sequence[Request]) -> Disagreement | None:
 def _first_token_verdict(
     client: float, engine: float, queued: float, inside: float
 ) -> Disagreement | None:
-    """`queued`: in the gateway, `inside`: in the engine's own queue, all in milliseconds."""
+    """Return the disagreement with its cause, if it is beyond the tolerance.
+
+    `queued`: in the gateway, `inside`: in the engine's own queue, all in milliseconds.
+    """
     ahead = client - engine
     if abs(ahead) <= max(TOLERATED_MS, TOLERATED * engine):
         return None

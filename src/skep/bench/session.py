@@ -154,9 +154,7 @@ class Recording:
 
     @property
     def broken(self) -> BaseException | None:
-        """The error that keeps rows from being written, such as a full disk; None if there is
-        none.
-        """
+        """Return the error that keeps rows from being written, such as a full disk; or None."""
         saver = self._saver
         if saver is not None and saver.done() and not saver.cancelled():
             return saver.exception()

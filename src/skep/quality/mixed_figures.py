@@ -136,12 +136,12 @@ class MixedLevel(msgspec.Struct, frozen=True):
 
     @property
     def ttft_ms(self) -> float | None:
-        """Of turn 1."""
+        """Return the time to the first token of turn 1."""
         return self.turns[0].ttft_ms
 
     @property
     def tok_s(self) -> float | None:
-        """Of turn 1."""
+        """Return the speed of turn 1."""
         return self.turns[0].tok_s
 
     @property
