@@ -22,7 +22,7 @@ from commands import environment, running_skep
 from forked_processes import ForkedProcess
 from needed_programs import bare_path, lack_of
 from skep.store.database import open_store
-from skep.supervisor import control
+from skep.supervisor import hive_process
 from skep.testing.process import FakeEngine, GatewayProcess
 
 # How quick this machine is at the moment is no finding.
@@ -32,7 +32,7 @@ settings.register_profile(
 settings.load_profile("skep")
 
 FakeEngine.popen = ForkedProcess
-control.subprocess = SimpleNamespace(  # of `skep up -d`
+hive_process.subprocess = SimpleNamespace(  # of `skep up -d`
     Popen=ForkedProcess, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
 )
 

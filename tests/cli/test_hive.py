@@ -97,10 +97,12 @@ def test_a_hive_tied_to_a_process_ends_with_it(env, configure, tmp_path, skep):
 import json, os, sys, time
 from skep.config.load import load_settings
 from skep.paths import user_paths
-from skep.supervisor.control import start_detached
+from skep.cli.hive import HIVE_PROGRAM
+from skep.supervisor.hive_process import start_detached
 paths = user_paths(os.environ)
 read, write = os.pipe()
-ready = start_detached(load_settings(None, paths, {}), paths, os.environ, lambda _: None, parent_fd=read)
+settings = load_settings(None, paths, {})
+ready = start_detached(HIVE_PROGRAM, settings, paths, os.environ, lambda _: None, parent_fd=read)
 print(ready["pid"], flush=True)
 time.sleep(600)
 """

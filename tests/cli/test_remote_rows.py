@@ -64,7 +64,7 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
 
 
 def test_a_log_elsewhere_is_followed_in_parts_through_a_move(paths, capfd, monkeypatch):
-    monkeypatch.setattr("skep.supervisor.control.POLL_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("skep.supervisor.log_reader.POLL_ELSEWHERE_S", 0.01)
     requests = []
 
     def answer(message):

@@ -17,7 +17,7 @@ from skep.errors import EngineError
 from skep.paths import user_paths
 from skep.report.hive_text import frame
 from skep.report.liveview import Page, bar_cells, drawn, sparkline
-from skep.supervisor.control import HiveReadings, Rate, replicas_of
+from skep.supervisor.hive_status import HiveReadings, Rate, replicas_of
 
 
 def row(name="m-0", **fields):

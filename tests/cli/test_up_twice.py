@@ -12,10 +12,11 @@ import pytest
 from hive_client import eventually, family
 
 from forked_processes import alive
+from skep.cli.hive import HIVE_PROGRAM
 from skep.config.load import load_settings
 from skep.errors import EngineError
 from skep.files import lock_holder
-from skep.supervisor.control import start_detached
+from skep.supervisor.hive_process import start_detached
 from skep.supervisor.silent_hive import end_silent_hive
 
 HOLDER = """
@@ -36,12 +37,13 @@ import os
 from skep.config.load import load_settings
 from skep.errors import EngineError
 from skep.paths import user_paths
-from skep.supervisor.control import start_detached
+from skep.cli.hive import HIVE_PROGRAM
+from skep.supervisor.hive_process import start_detached
 paths = user_paths(os.environ)
 settings = load_settings(None, paths, {})  # more than a pipe holds
 open_before = len(os.listdir("/proc/self/fd"))
 try:
-    start_detached(settings, paths, {**os.environ, "PYTHONHOME": "/nowhere"}, print)
+    start_detached(HIVE_PROGRAM, settings, paths, {**os.environ, "PYTHONHOME": "/nowhere"}, print)
 except EngineError as error:
     print(error)
 print(len(os.listdir("/proc/self/fd")) - open_before, "more files open")
@@ -87,7 +89,7 @@ def start_two(paths, env):
 
     def start():
         try:
-            outcomes.append(start_detached(settings, paths, env, lambda _: None))
+            outcomes.append(start_detached(HIVE_PROGRAM, settings, paths, env, lambda _: None))
         except EngineError as error:
             outcomes.append(error)
 

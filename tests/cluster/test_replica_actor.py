@@ -7,7 +7,7 @@ import pytest
 
 from skep.cluster.messages import Answer, FromDriver
 from skep.cluster.replica_actor import ABANDONED_AFTER_S, OWNED_S, Ownership, own_cards
-from skep.supervisor.control import PART_BYTES, TAIL_BYTES, LogPart, log_part
+from skep.supervisor.log_reader import PART_BYTES, TAIL_BYTES, LogPart, log_part
 from skep.wire.json_pipe import JsonPipe
 
 

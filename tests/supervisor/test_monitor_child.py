@@ -18,8 +18,8 @@ from skep.config.gateway_messages import GatewaySetup
 from skep.config.settings import CliOverrides, Monitor, Settings
 from skep.paths import user_paths
 from skep.supervisor.control_commands import answer
-from skep.supervisor.gateway_child import MonitorChild
 from skep.supervisor.main import monitor_argv
+from skep.supervisor.monitor_child import MonitorChild
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.testing.process import FakeEngine
 

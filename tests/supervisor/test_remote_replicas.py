@@ -14,8 +14,9 @@ from supervised import FAR, GATEWAY_ARGV, LAUNCH, FarReplica, Service, hive_of, 
 from skep.config.gateway_messages import GatewaySetup, GatewayStatus, ReplicaFigures
 from skep.config.settings import Serve, Settings
 from skep.errors import EngineError, UserError
-from skep.supervisor.control import NO_ANSWER, ask_down
+from skep.supervisor.control import ask_down
 from skep.supervisor.control_commands import answer as ask
+from skep.supervisor.hive_status import NO_ANSWER
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import description
 from skep.supervisor.supervisor import Hive, Supervisor, rescaled

@@ -29,9 +29,10 @@ from skep.report.terminal import byte_progress, note, print_json
 if TYPE_CHECKING:
     from skep.cluster.client import RayNodes
     from skep.deploy.resolve import ServeRequest
-    from skep.supervisor.control import HearAnnouncement
+    from skep.supervisor.hive_process import HearAnnouncement
 
 
+HIVE_PROGRAM = "skep.cli.hive_process"  # the module that a hive runs
 HURRIED_STOPS = 2  # the first drains, the second ends it at once, one more kills it
 
 
@@ -201,14 +202,14 @@ def serve(settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> N
     """Start it, and return when it is ready; in the foreground with Ctrl-C or `skep down`, a line
     per change.
     """
-    from skep.supervisor.control import start_detached
+    from skep.supervisor.hive_process import start_detached
 
     env = os.environ.copy()
     with byte_progress("downloading the weights") as progress:
         hear = partial(_hear, {}, progress)
         if detach:
             _say_ready(
-                start_detached(settings, paths, env, hear),
+                start_detached(HIVE_PROGRAM, settings, paths, env, hear),
                 settings,
                 paths,
                 detach=True,
@@ -223,14 +224,14 @@ def _serve_here(
     settings: Settings, paths: Paths, env: dict[str, str], hear: HearAnnouncement, *, as_json: bool
 ) -> None:
     """Return when the hive has ended. It ends with this process, however that ends."""
-    from skep.supervisor.control import HiveProcess
+    from skep.supervisor.hive_process import HiveProcess
 
     stopped = list[int]()
     parent_fd, writing_fd = os.pipe()
     with (
         os.fdopen(parent_fd, "rb"),
         os.fdopen(writing_fd, "wb"),
-        closing(HiveProcess(settings, paths, env, hear, parent_fd)) as hive,
+        closing(HiveProcess(HIVE_PROGRAM, settings, paths, env, hear, parent_fd)) as hive,
     ):
 
         def stop(number: int, _frame: object) -> None:

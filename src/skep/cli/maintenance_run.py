@@ -76,7 +76,8 @@ def run_demo(output: OutputFile) -> None:
     """
     from skep.bench.demo import DEMO_SCALE
     from skep.cli.demo_page import DEMO_MODEL, demonstrate
-    from skep.supervisor.control import start_detached
+    from skep.cli.hive import HIVE_PROGRAM
+    from skep.supervisor.hive_process import start_detached
 
     output = output.checked(suffixes=HTML)
     began = time.monotonic()
@@ -104,7 +105,9 @@ def run_demo(output: OutputFile) -> None:
                 if "done" in message:
                     progress(message["done"], message["total"])
 
-            ready = start_detached(settings, paths, env, show_progress, parent_fd=alive_read)
+            ready = start_detached(
+                HIVE_PROGRAM, settings, paths, env, show_progress, parent_fd=alive_read
+            )
         engines = [row["url"] for row in ready["replicas"] if row["simulated"]]
         key = replica_key(engines[0], paths)
         store = user_paths(os.environ).store

@@ -226,7 +226,7 @@ def logs(
 
 def show_log(paths: Paths, name: str | None, lines: int, *, follow: bool) -> None:
     """Print a log, or all; where it is followed, until Ctrl-C or the end of the hive."""
-    from skep.supervisor.control import read_all_logs, read_log
+    from skep.supervisor.log_reader import read_all_logs, read_log
 
     if name is None:
         chunks = read_all_logs(paths, lines, follow=follow)

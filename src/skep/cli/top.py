@@ -15,7 +15,7 @@ from skep.paths import user_paths
 from skep.report.hive_text import frame
 from skep.report.liveview import Page
 from skep.report.terminal import note, print_json
-from skep.supervisor.control import HiveReadings
+from skep.supervisor.hive_status import HiveReadings
 from skep.units import parse_seconds
 
 ONCE_S = 1.0  # between the two readings of `--once` and `--json`
@@ -35,7 +35,7 @@ def top(
     from rich.console import Console
 
     from skep.report.liveview import can_draw, drawn
-    from skep.supervisor.control import HiveReadings, read_status
+    from skep.supervisor.hive_status import HiveReadings, read_status
 
     every_s = max(SHORTEST_S, parse_seconds(every))
     readings = HiveReadings()

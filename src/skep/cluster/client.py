@@ -33,8 +33,8 @@ from skep.engines.base import Launch, engine_named, new_key
 from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths
-from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
+from skep.supervisor.log_reader import LogPart
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.json_pipe import JsonPipe, Message, start_linked, to_document
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from skep.engines.agent_checks import AgentCheck
 from skep.engines.base import Launch
-from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import RestartPolicy
+from skep.supervisor.log_reader import LogPart
 
 
 class ReplicaReport(Struct, frozen=True):

@@ -31,8 +31,8 @@ from skep.cluster.ray_processes import connection_to
 from skep.cluster.replica_actor import OWNED_S, ReplicaActor
 from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError, SkepError
-from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import RestartPolicy
+from skep.supervisor.log_reader import LogPart
 from skep.wire.json_pipe import JsonPipe, from_document, to_document
 
 HEAD_EVERY_S = 1.0

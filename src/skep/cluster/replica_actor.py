@@ -29,8 +29,8 @@ from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.facts import read_gpu_memory
 from skep.host.processes import kill_marked
 from skep.paths import user_paths
-from skep.supervisor.control import LogPart, log_part
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.log_reader import LogPart, log_part
 from skep.supervisor.replica import Replica, StartOrder
 from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document

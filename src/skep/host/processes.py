@@ -50,6 +50,14 @@ class ProcessorWait:
         return 0.0
 
 
+def process_stat(pid: int) -> list[str]:
+    """Return the fields that the kernel has of a process, from its state on.
+
+    Raise OSError where there is no such process, or no /proc.
+    """
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def kill_marked(mark: str) -> int:
     """SIGKILL all of ours whose environment has this mark, what a killed guard leaves behind; how
     many.

@@ -20,7 +20,7 @@ from skep.monitor.targets import runs_of
 from skep.report.columns import Column, as_count, at, plural, print_records, record_lines
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, sparkline
 from skep.report.terminal import note
-from skep.supervisor.control import HiveReadings, ReplicaStatus
+from skep.supervisor.hive_status import HiveReadings, ReplicaStatus
 from skep.units import Interval, format_bytes, format_seconds, number, printable
 
 STYLES = {

@@ -1,5 +1,4 @@
-"""The gateway and the monitor as the supervisor sees them: children that may crash while the
-engines stay loaded.
+"""The gateway as the supervisor sees it: a child that may crash while the engines stay loaded.
 
 The supervisor holds the listening socket; the gateway process gets a copy, and connections wait
 while there is none. Knows the gateway only by its command line and its link messages."""
@@ -11,11 +10,9 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT
-from typing import Any
 
 from skep.config import gateway_messages as messages
 from skep.errors import GatewayError
@@ -30,9 +27,6 @@ LISTEN_DEADLINE_S = 20.0
 EXIT_S = 3.0
 ASK_ALIVE_S = 0.25
 ORPHANS_END_S = 5.0  # relay workers of a dead gateway end their streams and themselves before
-MONITOR_DELAYS_S = (1.0, 5.0, 30.0, 300.0)
-MONITOR_STABLE_S = 60.0
-MONITOR_STOP_S = 2.0
 
 
 @dataclass(eq=False, repr=False)
@@ -115,9 +109,8 @@ class GatewayChild:
                 continue
             ever_listened |= self._listened.is_set()
             if loop.time() - started > STABLE_S:
-                failures = 1
-            else:
-                failures = failures + 1
+                failures = 0
+            failures += 1
             self.broken = not ever_listened and failures >= len(RESTART_DELAYS_S)
             self.changed()
             if self.broken:
@@ -282,99 +275,3 @@ def _kill_group(leader: int) -> None:
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-
-
-class MonitorChild:
-    """The monitor, kept running from `wake` to `stop`. `--parent-fd`: it ends with skep."""
-
-    def __init__(
-        self,
-        argv: Sequence[str],
-        log: Path,
-        *,
-        begin: bool,
-        delays_s: Sequence[float] = MONITOR_DELAYS_S,
-    ) -> None:
-        """Without `begin` nothing is started until `wake`; without an `argv` nothing is ever
-        started.
-        """
-        self._argv = list(argv)
-        self._log = log
-        self._delays_s = delays_s
-        self._process: asyncio.subprocess.Process | None = None
-        self._keeping: asyncio.Task[None] | None = None
-        if begin:
-            self.wake()
-
-    @property
-    def pid(self) -> int | None:
-        if self._process is None or self._process.returncode is not None:
-            return None
-        return self._process.pid
-
-    def wake(self) -> bool:
-        """Start it where it has a command; return whether it runs or is about to."""
-        if self._argv and self._keeping is None:
-            self._keeping = asyncio.get_running_loop().create_task(self._keep())
-        return self._keeping is not None
-
-    async def become(self, argv: Sequence[str], *, begin: bool) -> None:
-        """End what runs and start it with this command line, or with the same one after its
-        settings changed.
-        """
-        keeping = self._keeping
-        self._keeping = None
-        self._argv = list(argv)
-        if keeping is not None:
-            keeping.cancel()
-            await asyncio.wait({keeping})
-        if begin or keeping is not None:
-            self.wake()
-
-    async def stop(self) -> None:
-        """End it after a short grace: it may be killed at any moment without a loss."""
-        await self.become((), begin=False)
-
-    async def _keep(self) -> None:
-        """Start it, and again whenever it ends, until cancelled."""
-        loop = asyncio.get_running_loop()
-        failures = 0
-        while True:
-            started = loop.time()
-            with contextlib.suppress(
-                OSError
-            ):  # no process or descriptor is free: as one that ended at once
-                await self._run_once()
-            if loop.time() - started > MONITOR_STABLE_S:
-                failures = 1
-            else:
-                failures = failures + 1
-            await asyncio.sleep(self._delays_s[min(failures, len(self._delays_s)) - 1])
-
-    async def _run_once(self) -> None:
-        """Run it to its end, or until cancelled, with its output in the log."""
-        theirs, ours = os.pipe()
-        try:
-            with open_log(self._log) as log:
-                words = [*self._argv, "--parent-fd", str(theirs)]
-                how: dict[str, Any] = {"stdin": DEVNULL, "stdout": log, "stderr": STDOUT}
-                self._process = process = await asyncio.create_subprocess_exec(
-                    *words, pass_fds=[theirs], start_new_session=True, **how
-                )
-            try:
-                await process.wait()
-            finally:
-                await _end(process)
-        finally:
-            os.close(theirs)
-            os.close(ours)  # it ends by this too, if the start was cancelled
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), MONITOR_STOP_S)
-        except TimeoutError:
-            process.kill()
-    await process.wait()

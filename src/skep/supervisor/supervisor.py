@@ -24,11 +24,12 @@ from skep.engines.agent_checks import check_documents
 from skep.engines.base import GATEWAY_KEY, Launch
 from skep.errors import EngineError, GatewayError, SkepError, UserError
 from skep.host.processes import ENGINE_KEY
-from skep.supervisor.control import NO_ANSWER
 from skep.supervisor.eviction import MemoryBudget
-from skep.supervisor.gateway_child import GatewayChild, MonitorChild
+from skep.supervisor.gateway_child import GatewayChild
+from skep.supervisor.hive_status import NO_ANSWER
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader, unknown_model
+from skep.supervisor.monitor_child import MonitorChild
 from skep.supervisor.replica import ReplicaMember
 from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message

@@ -23,7 +23,8 @@ from skep.errors import EngineError, SkepError, StoreError, UserError, first_of
 from skep.host.facts import read_host
 from skep.paths import Paths
 from skep.store.database import Store
-from skep.supervisor.control import NO_REPLICAS, NotRunning, ask, connected, socket_of
+from skep.supervisor.control import NotRunning, ask, connected, socket_of
+from skep.supervisor.hive_status import NO_REPLICAS
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import EngineBench
 from skep.tuner.quality_check import MOST_S, GuardPlan, open_guard

@@ -26,7 +26,8 @@ from skep.monitor.overview import cold_starts_of
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
 from skep.monitor.status import TargetStatus, alert_document, target_statuses
 from skep.stats.percentiles import percentile
-from skep.supervisor.control import HiveReadings, NotRunning, ReplicaStatus, Status, read_status
+from skep.supervisor.control import NotRunning
+from skep.supervisor.hive_status import HiveReadings, ReplicaStatus, Status, read_status
 from skep.web.context import Site
 from skep.web.history import labelled
 from skep.web.layout import environment, page
