@@ -44,20 +44,22 @@ def made(models, budget=None, loads=()):
 
 
 def loaded(eviction, model, now=0.0):
-    assert eviction.wanted(model, now) == [Action(Act.LOAD, model)]
+    assert eviction.requested(model, now) == [Action(Act.LOAD, model)]
     assert eviction.loaded(model, now) == []
 
 
 def test_an_idle_model_gives_way_at_once_but_is_drained_first():
     eviction = two(loads="a")
     # Long loaded; whether it is idle nobody knows yet.
-    assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.requested("b", 100.0) == [Action(Act.DRAIN, "a")]
     # Asked before it was drained: a request may have come since.
-    assert eviction.told({"a": IDLE}, 100.0, 100.1) == []
-    assert eviction.told({"a": IDLE, "b": WAITING}, 100.2, 100.3) == [Action(Act.UNLOAD, "a")]
-    assert eviction.told({"a": IDLE, "b": WAITING}, 100.4, 100.5) == []
-    assert eviction.gone("a", 101.0) == [Action(Act.LOAD, "b")]
-    assert eviction.gone("a", 101.0) == []
+    assert eviction.take_figures({"a": IDLE}, 100.0, 100.1) == []
+    assert eviction.take_figures({"a": IDLE, "b": WAITING}, 100.2, 100.3) == [
+        Action(Act.UNLOAD, "a")
+    ]
+    assert eviction.take_figures({"a": IDLE, "b": WAITING}, 100.4, 100.5) == []
+    assert eviction.ended("a", 101.0) == [Action(Act.LOAD, "b")]
+    assert eviction.ended("a", 101.0) == []
 
 
 @pytest.mark.parametrize(
@@ -65,12 +67,12 @@ def test_an_idle_model_gives_way_at_once_but_is_drained_first():
 )
 def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers(waiting):
     eviction = two(loads="a")
-    assert eviction.wanted("b", 1.0, asked=waiting is None) == []
+    assert eviction.requested("b", 1.0, by_user=waiting is None) == []
     figures = {"a": BUSY, "b": waiting or ModelUsage(0, 0, None)}
-    assert eviction.told(figures, 2.0, 2.0) == []
-    assert eviction.told(figures, 30.5, 30.5) == [Action(Act.DRAIN, "a")]
-    assert eviction.told(figures, 31.0, 31.0) == []
-    assert eviction.told({**figures, "a": IDLE}, 99.0, 99.0) == [Action(Act.UNLOAD, "a")]
+    assert eviction.take_figures(figures, 2.0, 2.0) == []
+    assert eviction.take_figures(figures, 30.5, 30.5) == [Action(Act.DRAIN, "a")]
+    assert eviction.take_figures(figures, 31.0, 31.0) == []
+    assert eviction.take_figures({**figures, "a": IDLE}, 99.0, 99.0) == [Action(Act.UNLOAD, "a")]
 
 
 @pytest.mark.parametrize(
@@ -89,11 +91,11 @@ def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers(waiting):
 def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
     """(now, idle for so long): when another model waits."""
     eviction = two(loads="a")
-    eviction.wanted("b", wanted_at)
+    eviction.requested("b", wanted_at)
     for now, idle_s in stays:
-        assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == []
+        assert eviction.take_figures({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == []
     now, idle_s = goes
-    assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == [
+    assert eviction.take_figures({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == [
         Action(Act.DRAIN, "a")
     ]
 
@@ -101,9 +103,9 @@ def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
 def test_of_idle_models_the_one_unused_longest_goes():
     models = [ModelSpec(name, {"gpu0": 4}) for name in "abc"]
     eviction = made(models, MemoryBudget({"gpu0": 8}), loads="ab")
-    eviction.wanted("c", 20.0)
+    eviction.requested("c", 20.0)
     figures = {"a": ModelUsage(0, 0, 3.0), "b": ModelUsage(0, 0, 9.0), "c": WAITING}
-    assert eviction.told(figures, 21.0, 21.0) == [Action(Act.DRAIN, "b")]
+    assert eviction.take_figures(figures, 21.0, 21.0) == [Action(Act.DRAIN, "b")]
 
 
 def test_only_what_is_in_the_way_goes():
@@ -113,24 +115,26 @@ def test_only_what_is_in_the_way_goes():
         ModelSpec("c", {"gpu1": 9}),
     ]
     eviction = made(models, MemoryBudget({"gpu0": 10, "gpu1": 10}), loads="ab")
-    assert eviction.wanted("c", 100.0) == [Action(Act.DRAIN, "b")]
+    assert eviction.requested("c", 100.0) == [Action(Act.DRAIN, "b")]
 
 
 def test_a_pinned_model_gives_way_to_nobody_but_the_user_may_unload_it():
     models = [ModelSpec("a", {"ram": 6}, pinned=True), ModelSpec("b", {"ram": 6})]
     eviction = made(models, MemoryBudget({"ram": 10}), loads="a")
-    (refused,) = eviction.wanted("b", 100.0)
+    (refused,) = eviction.requested("b", 100.0)
     assert refused.act is Act.REFUSE
     assert "`b` needs 6 B of ram, which has 4 B beside the pinned `a`; unpin" in refused.why
     assert eviction.unload("a", 101.0) == [Action(Act.DRAIN, "a")]
-    assert eviction.wanted("b", 101.1, asked=True) == []  # it waits, and is not refused
-    assert eviction.told({"a": IDLE, "b": WAITING}, 102.0, 102.0) == [Action(Act.UNLOAD, "a")]
-    assert eviction.gone("a", 103.0) == [Action(Act.LOAD, "b")]
+    assert eviction.requested("b", 101.1, by_user=True) == []  # it waits, and is not refused
+    assert eviction.take_figures({"a": IDLE, "b": WAITING}, 102.0, 102.0) == [
+        Action(Act.UNLOAD, "a")
+    ]
+    assert eviction.ended("a", 103.0) == [Action(Act.LOAD, "b")]
 
 
 def test_what_can_never_fit_is_refused_at_once_with_what_to_change():
     eviction = two(need=20)
-    (refused,) = eviction.wanted("a", 0.0)
+    (refused,) = eviction.requested("a", 0.0)
     assert "`a` needs 20 B of gpu0, which has 10 B; take a smaller quantization" in refused.why
     assert eviction.states["a"].residency is Residency.OUT
     assert "a" not in eviction.queue
@@ -142,10 +146,10 @@ def test_no_more_models_than_allowed_are_loaded():
         MemoryBudget(max_loaded=2),
         loads="ca",
     )
-    assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.requested("b", 100.0) == [Action(Act.DRAIN, "a")]
     assert "raise `max_loaded`" in Eviction(
         [ModelSpec("a"), ModelSpec("p", pinned=True, on_demand=False)], MemoryBudget(max_loaded=1)
-    ).never("a")
+    ).why_never("a")
 
 
 def test_one_of_unknown_size_has_its_cards_alone():
@@ -158,12 +162,12 @@ def test_one_of_unknown_size_has_its_cards_alone():
     for room, others in (({"ram": 64 * GIB}, unknown), ({"gpu0": 24}, [unknown[0], known])):
         budget = MemoryBudget(room)
         eviction = Eviction(model_specs(others, room), budget)
-        assert eviction.wanted(others[0].model, 0.0) == [Action(Act.LOAD, others[0].model)]
-        assert eviction.wanted(others[1].model, 0.1) == []
+        assert eviction.requested(others[0].model, 0.0) == [Action(Act.LOAD, others[0].model)]
+        assert eviction.requested(others[1].model, 0.1) == []
     pinned = replace(known, pinned=True, on_demand=False)
     told = Eviction(
         model_specs([unknown[0], pinned], {"gpu0": 24}), MemoryBudget({"gpu0": 24})
-    ).never("a")
+    ).why_never("a")
     assert told == "`a` takes all of gpu0, where `d` is pinned; give `room` if it takes less"
 
 
@@ -173,57 +177,61 @@ def test_a_model_goes_after_its_time_without_a_request():
         loads="ap",
     )
     assert eviction.poll_s == POLL_S
-    assert eviction.told({"a": BUSY}, 80.0, 80.0) == []
-    assert eviction.told({"a": ModelUsage(0, 0, 30.0), "p": IDLE}, 120.0, 120.0) == []
-    assert eviction.told({"a": ModelUsage(0, 0, 61.0), "p": IDLE}, 151.0, 151.0) == [
+    assert eviction.take_figures({"a": BUSY}, 80.0, 80.0) == []
+    assert eviction.take_figures({"a": ModelUsage(0, 0, 30.0), "p": IDLE}, 120.0, 120.0) == []
+    assert eviction.take_figures({"a": ModelUsage(0, 0, 61.0), "p": IDLE}, 151.0, 151.0) == [
         Action(Act.DRAIN, "a")
     ]
     assert eviction.poll_s == POLL_SOON_S
-    assert eviction.told({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == [Action(Act.UNLOAD, "a")]
+    assert eviction.take_figures({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == [
+        Action(Act.UNLOAD, "a")
+    ]
 
 
 def test_a_request_that_comes_while_an_idle_model_drains_brings_it_back_afterwards():
     eviction = made([ModelSpec("a", idle_unload_s=60.0)], loads="a")
-    assert eviction.told({"a": IDLE}, 100.0, 100.0) == [Action(Act.DRAIN, "a")]
-    assert eviction.wanted("a", 100.1) == []
-    assert eviction.told({"a": WAITING}, 100.2, 100.2) == [Action(Act.UNLOAD, "a")]
-    assert eviction.gone("a", 101.0) == [Action(Act.LOAD, "a")]
+    assert eviction.take_figures({"a": IDLE}, 100.0, 100.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.requested("a", 100.1) == []
+    assert eviction.take_figures({"a": WAITING}, 100.2, 100.2) == [Action(Act.UNLOAD, "a")]
+    assert eviction.ended("a", 101.0) == [Action(Act.LOAD, "a")]
 
 
 def test_what_the_user_unloads_goes_when_its_answers_are_finished_and_comes_back_with_a_request():
     eviction = two(pinned=True, loads="a")
     assert eviction.unload("a", 1.0) == [Action(Act.DRAIN, "a")]
     assert eviction.unload("a", 1.0) == []
-    assert eviction.wanted("a", 1.5) == []
-    assert eviction.told({"a": ModelUsage(1, 1, None)}, 2.0, 2.0) == []
-    assert eviction.told({"a": ModelUsage(0, 1, 0.1)}, 3.0, 3.0) == [Action(Act.UNLOAD, "a")]
-    assert eviction.gone("a", 4.0) == [Action(Act.LOAD, "a")]
+    assert eviction.requested("a", 1.5) == []
+    assert eviction.take_figures({"a": ModelUsage(1, 1, None)}, 2.0, 2.0) == []
+    assert eviction.take_figures({"a": ModelUsage(0, 1, 0.1)}, 3.0, 3.0) == [
+        Action(Act.UNLOAD, "a")
+    ]
+    assert eviction.ended("a", 4.0) == [Action(Act.LOAD, "a")]
 
 
 def test_a_load_under_way_can_be_broken_off():
     eviction = two()
-    eviction.wanted("a", 0.0)
+    eviction.requested("a", 0.0)
     assert eviction.unload("a", 1.0) == [Action(Act.UNLOAD, "a")]
     assert eviction.loaded("a", 1.0) == []
-    assert eviction.gone("a", 2.0) == []
+    assert eviction.ended("a", 2.0) == []
     assert eviction.states["a"].residency is Residency.OUT
 
 
 def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
     eviction = two()
-    eviction.wanted("a", 0.0)
+    eviction.requested("a", 0.0)
     assert eviction.failed("a", "no memory", 1.0) == [
         Action(Act.REFUSE, "a", "no memory", BACK_OFF_S),
         Action(Act.UNLOAD, "a"),
     ]
     assert eviction.failed("a", "no memory", 1.0) == []
-    assert eviction.gone("a", 2.0) == []
-    assert eviction.wanted("a", 5.0) == [Action(Act.REFUSE, "a", "no memory", BACK_OFF_S - 4.0)]
+    assert eviction.ended("a", 2.0) == []
+    assert eviction.requested("a", 5.0) == [Action(Act.REFUSE, "a", "no memory", BACK_OFF_S - 4.0)]
     # The user need not wait.
-    assert eviction.wanted("a", 6.0, asked=True) == [Action(Act.LOAD, "a")]
+    assert eviction.requested("a", 6.0, by_user=True) == [Action(Act.LOAD, "a")]
     eviction.failed("a", "no memory", 7.0)
-    eviction.gone("a", 8.0)
-    assert eviction.wanted("a", 7.0 + BACK_OFF_S) == [Action(Act.LOAD, "a")]
+    eviction.ended("a", 8.0)
+    assert eviction.requested("a", 7.0 + BACK_OFF_S) == [Action(Act.LOAD, "a")]
 
 
 def test_a_load_by_hand_that_succeeds_ends_the_back_off_and_what_is_not_on_demand_comes_back_too():
@@ -233,25 +241,25 @@ def test_a_load_by_hand_that_succeeds_ends_the_back_off_and_what_is_not_on_deman
     assert eviction.begin(0.0) == []
     eviction.loaded("a", 1.0)
     eviction.unload("a", 2.0)
-    eviction.told({"a": IDLE}, 3.0, 3.0)
-    eviction.gone("a", 4.0)
-    eviction.wanted("a", 5.0)
+    eviction.take_figures({"a": IDLE}, 3.0, 3.0)
+    eviction.ended("a", 4.0)
+    eviction.requested("a", 5.0)
     assert Action(Act.UNLOAD, "a") in eviction.failed("a", "no memory", 6.0)
-    eviction.gone("a", 7.0)
-    assert eviction.wanted("a", 8.0, asked=True) == [Action(Act.LOAD, "a")]
+    eviction.ended("a", 7.0)
+    assert eviction.requested("a", 8.0, by_user=True) == [Action(Act.LOAD, "a")]
     eviction.loaded("a", 9.0)
     eviction.unload("a", 10.0)
-    assert eviction.told({"a": IDLE}, 10.5, 10.5) == [Action(Act.UNLOAD, "a")]
-    eviction.gone("a", 11.0)
-    assert eviction.wanted("a", 11.5) == [Action(Act.LOAD, "a")]
+    assert eviction.take_figures({"a": IDLE}, 10.5, 10.5) == [Action(Act.UNLOAD, "a")]
+    eviction.ended("a", 11.0)
+    assert eviction.requested("a", 11.5) == [Action(Act.LOAD, "a")]
 
 
 def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
     eviction = Eviction([ModelSpec("a", on_demand=False)])
     eviction.begin(0.0)
     eviction.failed("a", "no memory", 1.0)
-    assert eviction.wanted("a", 100.0) == []
-    assert eviction.wanted("a", 100.0, asked=True) == [Action(Act.LOAD, "a")]
+    assert eviction.requested("a", 100.0) == []
+    assert eviction.requested("a", 100.0, by_user=True) == [Action(Act.LOAD, "a")]
 
 
 def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
@@ -261,12 +269,12 @@ def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
         ModelSpec("small", {"ram": 2}),
     ]
     eviction = made(models, MemoryBudget({"ram": 10}), loads="a")
-    assert eviction.wanted("large", 1.0) == []
-    assert eviction.wanted("small", 2.0) == []
+    assert eviction.requested("large", 1.0) == []
+    assert eviction.requested("small", 2.0) == []
     figures = {"a": BUSY, "large": WAITING, "small": WAITING}
-    assert eviction.told(figures, 31.0, 31.0) == [Action(Act.DRAIN, "a")]
-    eviction.told({**figures, "a": IDLE}, 32.0, 32.0)
-    assert eviction.gone("a", 33.0) == [Action(Act.LOAD, "large")]
+    assert eviction.take_figures(figures, 31.0, 31.0) == [Action(Act.DRAIN, "a")]
+    eviction.take_figures({**figures, "a": IDLE}, 32.0, 32.0)
+    assert eviction.ended("a", 33.0) == [Action(Act.LOAD, "large")]
 
 
 def test_after_a_reload_those_that_stay_keep_their_state():
@@ -368,7 +376,7 @@ class World:
                     assert not self.busy[name], "unloaded while it served"
                     assert self.state[name] in ("in", "failed")
                     self.state[name] = "leaving"
-                    self.due.append((self.now + self.chance.uniform(0.1, 1.0), "gone", name))
+                    self.due.append((self.now + self.chance.uniform(0.1, 1.0), "ended", name))
                 case Act.REFUSE:
                     self.queued[name] = 0
                     self.waited.pop(name, None)
@@ -390,7 +398,7 @@ class World:
                     self.do(self.eviction.failed(name, "flaky", self.now))
                     assert self.eviction.failed(name, "flaky", self.now) == []
                 else:
-                    self.state[name] = {"loaded": "in", "gone": "out"}[kind]
+                    self.state[name] = {"loaded": "in", "ended": "out"}[kind]
                     self.held.discard(name)
                     self.do(getattr(self.eviction, kind)(name, self.now))
                     assert getattr(self.eviction, kind)(name, self.now) == []
@@ -409,7 +417,7 @@ class World:
                 self.waited.pop(name, None)
             elif self.queued[name]:
                 self.waited.setdefault(name, self.now)
-                self.do(self.eviction.wanted(name, self.now))
+                self.do(self.eviction.requested(name, self.now))
 
     def figures(self):
         return {
@@ -431,8 +439,8 @@ class World:
         if self.eviction.poll_s is not None and self.chance.random() < 0.9:
             asked_at = self.now
             figures = self.figures()
-            self.do(self.eviction.told(figures, asked_at, self.now))
-            assert self.eviction.told(figures, asked_at, self.now) == []
+            self.do(self.eviction.take_figures(figures, asked_at, self.now))
+            assert self.eviction.take_figures(figures, asked_at, self.now) == []
         for name, since in self.waited.items():
             assert self.now - since < 120, f"{name} starves"
 

@@ -94,7 +94,7 @@ class Setup:
 
     def load(self, model):
         """A request wants it, and it came."""
-        self.loader.wanted(model)
+        self.loader.requested(model)
         self.become(model, READY)
 
 
@@ -130,7 +130,7 @@ async def test_a_gateway_hears_that_a_model_is_not_waited_for_any_more():
         _,
     ):
         setup.load("a")
-        setup.loader.wanted("b")
+        setup.loader.requested("b")
         assert setup.published[-1]["b"].state == "waiting"
         # Nobody waits for it any more.
         await until(lambda: setup.loader.dormant()["b"].state == "unloaded")
@@ -179,7 +179,7 @@ async def test_an_unload_ends_also_if_requests_bring_the_model_back_at_once():
         setup.load("a")
         unload = tasks.create_task(setup.loader.unload("a", wait=True))
         await asyncio.sleep(0)
-        setup.loader.wanted("a")
+        setup.loader.requested("a")
         await until(lambda: setup.replicas.is_asleep("a"))
         setup.loader.look()
         assert (await unload)["state"] == "loading"

@@ -32,25 +32,28 @@ def test_hives_of_one_machine_never_choose_the_same_port_before_anybody_listens(
     ports = few_ports()
     with ExitStack() as stack:
         orders = [stack.enter_context(closing(StartOrder(ports))) for _ in ports]
-        assert {order.port_for(LAUNCH, finds_one=True) for order in orders} == set(ports)
+        assert {order.port_for(LAUNCH, reports_address=True) for order in orders} == set(ports)
         with (
             closing(StartOrder(ports)) as late,
             pytest.raises(EngineError, match=f"are taken on .*{ports[0]} to"),
         ):
-            late.port_for(LAUNCH, finds_one=True)
+            late.port_for(LAUNCH, reports_address=True)
         orders[1].close()
         with closing(StartOrder(ports)) as late:
-            assert late.port_for(LAUNCH, finds_one=False) == ports[1]
+            assert late.port_for(LAUNCH, reports_address=False) == ports[1]
 
 
 def test_a_start_after_another_takes_the_next_port_and_one_that_is_said_counts():
     """On one box, an engine that can finds one itself."""
-    assert StartOrder().port_for(LAUNCH, finds_one=True) == 0
-    assert StartOrder().port_for(LAUNCH, finds_one=False) > 0
+    assert StartOrder().port_for(LAUNCH, reports_address=True) == 0
+    assert StartOrder().port_for(LAUNCH, reports_address=False) > 0
     ports = few_ports()
     with closing(StartOrder(ports)) as order:
-        assert [order.port_for(LAUNCH, finds_one=True) for _ in range(4)] == [*ports, ports[0]]
-        assert order.port_for(replace(LAUNCH, port=4711), finds_one=True) == 4711
+        assert [order.port_for(LAUNCH, reports_address=True) for _ in range(4)] == [
+            *ports,
+            ports[0],
+        ]
+        assert order.port_for(replace(LAUNCH, port=4711), reports_address=True) == 4711
 
 
 async def test_an_engine_listens_in_the_range_and_where_it_is_used_up_the_replica_says_so(

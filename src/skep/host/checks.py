@@ -44,7 +44,7 @@ _ANY_REMEDY = "run `nvidia-smi` by hand; reinstall the driver and reboot if it k
 
 
 @cache
-def _said(table: str) -> dict[str, str]:
+def _texts(table: str) -> dict[str, str]:
     text = files("skep.host").joinpath("checks.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)[table], dict[str, str])
 
@@ -52,7 +52,7 @@ def _said(table: str) -> dict[str, str]:
 def gpu_finding(gpus: Sequence[Gpu], error: str | None) -> HostFinding:
     if error is not None:
         hint = next(
-            (remedy for words, remedy in _said("remedies").items() if words in error.lower()),
+            (remedy for words, remedy in _texts("remedies").items() if words in error.lower()),
             _ANY_REMEDY,
         )
         listed = f"; it lists {_describe_all(gpus)}" if gpus else ""
@@ -67,7 +67,7 @@ def gpu_finding(gpus: Sequence[Gpu], error: str | None) -> HostFinding:
 def driver_finding(
     driver: str | None, cuda: str | None, gpus: Sequence[Gpu]
 ) -> HostFinding | None:
-    """None without cards: then no driver is needed."""
+    """Judge the driver; None without cards, which need none."""
     if not gpus:
         return None
     number = driver_number(driver)
@@ -78,14 +78,21 @@ def driver_finding(
     needed = need_of_cuda(NEWEST_CUDA).driver
     if number < needed:
         reason = f"vLLM and SGLang of today are built for CUDA {NEWEST_CUDA}"
-        what = f"{detail}; {reason}, which needs driver {needed} (error 804 without it)"
-        return HostFinding("driver", CheckResult.WARNING, what, _driver_remedy(driver, needed))
+        return HostFinding(
+            "driver",
+            CheckResult.WARNING,
+            f"{detail}; {reason}, which needs driver {needed} (error 804 without it)",
+            _driver_remedy(driver, needed),
+        )
     for gpu in gpus:
         recommended = recommended_driver(gpu.name)
         if recommended is not None and number < recommended:
-            what = f"{detail}; driver {recommended} is recommended for an {gpu.name}"
-            hint = f"install driver {recommended} or newer and reboot"
-            return HostFinding("driver", CheckResult.WARNING, what, hint)
+            return HostFinding(
+                "driver",
+                CheckResult.WARNING,
+                f"{detail}; driver {recommended} is recommended for an {gpu.name}",
+                f"install driver {recommended} or newer and reboot",
+            )
     return HostFinding("driver", CheckResult.OK, detail)
 
 
@@ -98,83 +105,76 @@ def _driver_remedy(driver: str, needed: int) -> str:
 
 
 def lanes_finding(gpus: Sequence[Gpu]) -> HostFinding | None:
-    """Judges lanes only: an idle card drops its generation, not its lanes.
+    """Judge lanes only: an idle card lowers its generation and keeps its lanes.
 
-    None where no card tells its lanes.
+    Return None where no card reports its lanes.
     """
-    told = []
+    widths = []
     narrow = False
     for gpu in gpus:
         lanes = gpu.pcie_lanes
-        pcie_lanes_max = gpu.pcie_lanes_max
-        # a GB10 is on the CPU's package: it tells no memory of its own, and one PCIe lane that it
-        # does not use
-        if lanes is not None and gpu.memory_bytes is not None:
-            told.append(
-                f"GPU {gpu.index} x{lanes}"
-                + (
-                    f" of x{pcie_lanes_max}"
-                    if pcie_lanes_max is not None and lanes != pcie_lanes_max
-                    else ""
-                )
-            )
-            narrow = narrow or lanes <= FEW_LANES or lanes < (pcie_lanes_max or 0)
-    if not told:
+        lanes_max = gpu.pcie_lanes_max
+        # A GB10 is on the CPU's package: it reports no memory of its own, and one PCIe lane that
+        # it does not use.
+        if lanes is None or gpu.memory_bytes is None:
+            continue
+        width = f"GPU {gpu.index} x{lanes}"
+        if lanes_max is not None and lanes != lanes_max:
+            width += f" of x{lanes_max}"
+        widths.append(width)
+        narrow = narrow or lanes <= FEW_LANES or lanes < (lanes_max or 0)
+    if not widths:
         return None
+    detail = ", ".join(widths)
     if not narrow:
-        return HostFinding("pcie", CheckResult.OK, ", ".join(told))
+        return HostFinding("pcie", CheckResult.OK, detail)
     hint = (
         "check slot, riser and BIOS bifurcation; one replica per card loses less than one model "
         "split over cards"
     )
-    return HostFinding("pcie", CheckResult.WARNING, ", ".join(told), hint)
+    return HostFinding("pcie", CheckResult.WARNING, detail, hint)
 
 
 def links_finding(
     gpus: Sequence[Gpu], links: Sequence[tuple[int, int, str]]
 ) -> HostFinding | None:
-    """None with fewer than two cards."""
+    """Say what joins each pair of cards; None with fewer than two."""
     if len(gpus) < 2:
         return None
     if not links:
         return HostFinding("links", CheckResult.OK, "between the cards unknown")
     pairs: dict[str, list[str]] = {}
-    for one, other, kind in links:
-        pairs.setdefault(kind, []).append(f"{one}-{other}")
+    for first, second, kind in links:
+        pairs.setdefault(kind, []).append(f"{first}-{second}")
     kinds = sorted(pairs, key=lambda kind: (not kind.startswith("NV"), kind))
-    return HostFinding(
-        "links",
-        CheckResult.OK,
-        "; ".join(f"GPU {', '.join(pairs[k])}: {link_means(k)}" for k in kinds),
-    )
+    groups = [f"GPU {', '.join(pairs[kind])}: {link_means(kind)}" for kind in kinds]
+    return HostFinding("links", CheckResult.OK, "; ".join(groups))
 
 
 def link_means(kind: str) -> str:
+    """Return the link with its meaning, as far as it is known."""
     match = re.fullmatch(r"NV(\d+)", kind)
     if match:
         return f"{kind} (NVLink, {match[1]} bonded links)"
-    means = _said("links").get(kind)
-    return f"{kind} ({means})" if means else kind
+    meaning = _texts("links").get(kind)
+    return f"{kind} ({meaning})" if meaning else kind
 
 
 def _describe_all(gpus: Sequence[Gpu]) -> str:
-    return "; ".join(f"{n} x {kind}" for kind, n in Counter(map(_describe, gpus)).items())
+    counts = Counter(_describe(gpu) for gpu in gpus)
+    return "; ".join(f"{count} x {gpu}" for gpu, count in counts.items())
 
 
 def _describe(gpu: Gpu) -> str:
     if gpu.memory_bytes is None:
-        memory = "no memory of its own"
+        facts = ["no memory of its own"]
     else:
-        memory = format_bytes(gpu.memory_bytes)
+        facts = [format_bytes(gpu.memory_bytes)]
     if gpu.compute_capability:
-        compute = f", compute {gpu.compute_capability}"
-    else:
-        compute = ""
+        facts.append(f"compute {gpu.compute_capability}")
     if gpu.power_limit_w:
-        power = f", {gpu.power_limit_w:.0f} W"
-    else:
-        power = ""
-    return f"{gpu.name} ({memory}{compute}{power})"
+        facts.append(f"{gpu.power_limit_w:.0f} W")
+    return f"{gpu.name} ({', '.join(facts)})"
 
 
 MEMORY_PROBLEM_BYTES = 2 * GIB
@@ -185,11 +185,11 @@ OPEN_FILES_WANTED = 65536
 
 
 def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[HostFinding]:
-    """All findings about this host, in the order they are printed.
+    """Return all findings about this host, in the order they are printed.
 
     `nvidia_error` is `NvidiaReport.error`.
     """
-    found = [
+    findings = [
         HostFinding("python", CheckResult.OK, facts.python),
         cpu_finding(facts),
         memory_finding(facts.memory_bytes, facts.memory_available_bytes),
@@ -199,15 +199,12 @@ def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[HostFi
         lanes_finding(facts.gpus),
         links_finding(facts.gpus, facts.links),
     ]
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in findings if finding is not None]
 
 
 def cpu_finding(facts: HostFacts) -> HostFinding:
     features = " ".join(facts.cpu_features) or "features unknown"
-    if facts.cpu_cores == 1:
-        cores = "1 core"
-    else:
-        cores = f"{facts.cpu_cores} cores"
+    cores = "1 core" if facts.cpu_cores == 1 else f"{facts.cpu_cores} cores"
     detail = f"{facts.cpu_model or facts.machine}, {cores}, {features}"
     x86 = facts.machine.lower() in {"x86_64", "amd64", "i686"}
     if not x86 or not facts.cpu_features or "avx2" in facts.cpu_features:
@@ -225,9 +222,9 @@ def memory_finding(total_bytes: int | None, available_bytes: int | None) -> Host
     free = total_bytes if available_bytes is None else available_bytes
     if free is None:
         return HostFinding("memory", CheckResult.OK, "size unknown")
-    detail = f"{format_bytes(free)} available" + (
-        f" of {format_bytes(total_bytes)}" if total_bytes else ""
-    )
+    detail = f"{format_bytes(free)} available"
+    if total_bytes:
+        detail += f" of {format_bytes(total_bytes)}"
     if free >= MEMORY_WARNING_BYTES:
         return HostFinding("memory", CheckResult.OK, detail)
     if free < MEMORY_PROBLEM_BYTES:
@@ -254,11 +251,8 @@ def open_files_finding(soft: int | None, hard: int | None) -> HostFinding:
             f"set {unit}"
         )
     else:
-        if hard is None:
-            wanted = OPEN_FILES_WANTED
-        else:
-            wanted = min(hard, OPEN_FILES_WANTED)
-        hint = f"run `ulimit -n {wanted}` in the shell that starts skep, or set {unit}"
+        limit = OPEN_FILES_WANTED if hard is None else min(hard, OPEN_FILES_WANTED)
+        hint = f"run `ulimit -n {limit}` in the shell that starts skep, or set {unit}"
     return HostFinding("open files", CheckResult.WARNING, detail, hint)
 
 

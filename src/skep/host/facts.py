@@ -1,8 +1,7 @@
 """Reads what this machine is. What cannot be read is None; no host name, user name or serial
 number is kept.
 
-GPUs are what `nvidia-smi` says: texts of drivers 510 to 610; a field the driver does not tell is
-None."""
+GPUs are read from `nvidia-smi`, whose texts are known for drivers 510 to 610."""
 
 from __future__ import annotations
 
@@ -31,9 +30,8 @@ FIELDS = (
 
 _LONGEST_CELL = 200  # characters; what is longer is no fact
 _INDEX = re.compile(r"[0-9]{1,4}")
-_NUMBER = re.compile(
-    r"[0-9]{1,12}+(?:\.[0-9]{1,6})?(?![0-9e])"
-)  # of nvidia-smi: a longer one is none
+# Of nvidia-smi; a longer one is no number.
+_NUMBER = re.compile(r"[0-9]{1,12}+(?:\.[0-9]{1,6})?(?![0-9e])")
 T = TypeVar("T")
 Links = tuple[tuple[int, int, str], ...]
 
@@ -51,19 +49,21 @@ class NvidiaReport(msgspec.Struct, frozen=True):
 
 
 def parse_gpus(csv_text: str) -> tuple[Gpu, ...]:
-    """Reads the answer to `--query-gpu=... --format=csv`, columns in any order; error text gives
-    no GPUs.
+    """Return the GPUs of an answer to `--query-gpu=... --format=csv`, whose columns may have any
+    order; none for an error's text.
     """
     return tuple(_gpu(row) for row in _rows(csv_text))
 
 
 def parse_driver_version(csv_text: str) -> str | None:
-    versions = (_known(row.get("driver_version")) for row in _rows(csv_text))
+    versions = (_text_of(row.get("driver_version")) for row in _rows(csv_text))
     return next((version for version in versions if version), None)
 
 
 def parse_cuda_version(text: str) -> str | None:
-    """The header says `CUDA Version: 12.8`, from driver 610 on `CUDA UMD Version: 13.3`."""
+    """Return the version in nvidia-smi's header: `CUDA Version: 12.8`, from driver 610 on
+    `CUDA UMD Version: 13.3`.
+    """
     match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d{1,4}\.\d{1,4})(?!\d)", text)
     return match[1] if match else None
 
@@ -74,29 +74,23 @@ def parse_links(topo_text: str) -> Links:
     """
     lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", topo_text).splitlines()]
     header = next((words for words in lines if "GPU0" in words[:1]), [])
-    columns = {
-        place: gpu for place, word in enumerate(header) if (gpu := _gpu_number(word)) is not None
-    }
+    gpus = [_gpu_number(word) for word in header]
     links = []
     for words in lines:
         row = _gpu_number(words[0]) if words else None
         if row is None or words == header:
             continue
-        cells = dict(enumerate(words[1:]))
-        links += [
-            (row, gpu, cells[at]) for at, gpu in columns.items() if row < gpu and at in cells
-        ]
+        for gpu, kind in zip(gpus, words[1:], strict=False):
+            if gpu is not None and row < gpu:
+                links.append((row, gpu, kind))
     return tuple(sorted(links))
 
 
 def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> NvidiaReport:
-    """Asks for cards, CUDA version and links, `timeout_s` seconds at most for each;
-    never raises.
-    """
+    """Ask for cards, CUDA version and links, for at most `timeout_s` each. Never raises."""
+    query = f"--query-gpu={','.join(FIELDS)}"
     try:
-        status, text = ask_smi(
-            nvidia_smi, timeout_s, f"--query-gpu={','.join(FIELDS)}", "--format=csv"
-        )
+        status, text = ask_smi(nvidia_smi, timeout_s, query, "--format=csv")
     except FileNotFoundError:
         return NvidiaReport()
     except subprocess.TimeoutExpired:
@@ -104,20 +98,23 @@ def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> N
     except OSError as error:
         return NvidiaReport(error=f"nvidia-smi could not be started: {error.strerror}")
     gpus = parse_gpus(text)
-    complaint = None
+    failure = None
     if status != 0 or not gpus:
         lines = (line.strip() for line in text.splitlines())
         line = next((line for line in lines if line and not re.match(r"index,|\d+, ", line)), None)
-        complaint = one_line(line) or f"nvidia-smi ended with status {status} and said nothing"
+        failure = one_line(line) or f"nvidia-smi ended with status {status} and said nothing"
     if not gpus:
-        return NvidiaReport(error=complaint)
+        return NvidiaReport(error=failure)
     header = _ask_or_nothing(nvidia_smi, timeout_s)
+    topology = ""
     if len(gpus) > 1:
-        topo = _ask_or_nothing(nvidia_smi, timeout_s, "topo", "-m")
-    else:
-        topo = ""
+        topology = _ask_or_nothing(nvidia_smi, timeout_s, "topo", "-m")
     return NvidiaReport(
-        gpus, parse_driver_version(text), parse_cuda_version(header), parse_links(topo), complaint
+        gpus=gpus,
+        driver_version=parse_driver_version(text),
+        cuda_version=parse_cuda_version(header),
+        links=parse_links(topology),
+        error=failure,
     )
 
 
@@ -130,15 +127,19 @@ def _ask_or_nothing(nvidia_smi: str, timeout_s: float, *args: str) -> str:
 
 
 def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
-    """No `with` here: a card that fell off the bus leaves nvidia-smi unkillable, and waiting for
-    it never ends.
+    """Return the exit status and the output of nvidia-smi. Raise TimeoutExpired or OSError.
+
+    No `with` here: a card that fell off the bus leaves nvidia-smi unkillable, and waiting for it
+    never ends.
     """
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-    }
-    process = subprocess.Popen([nvidia_smi, *args], **pipes, text=True, errors="replace")
+    process = subprocess.Popen(
+        [nvidia_smi, *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     try:
         text, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -152,25 +153,24 @@ def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
 
 
 def _rows(csv_text: str) -> list[dict[str, str]]:
-    # Nothing is in quotes.
-    lines = [[cell.strip() for cell in line.split(",")] for line in csv_text.splitlines()]
-    start = next(
-        (at for at, cells in enumerate(lines) if "index" in cells and len(cells) > 1), len(lines)
-    )
-    if start < len(lines):
-        names = [cell.partition(" [")[0] for cell in lines[start]]
-    else:
-        names = []
-    rows = [dict(zip(names, cells, strict=False)) for cells in lines[start + 1 :]]
+    """Return the rows below the header, each by the names of its columns; nothing is in quotes."""
+    rows = []
+    names: list[str] = []
+    for line in csv_text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if names:
+            rows.append(dict(zip(names, cells, strict=False)))
+        elif "index" in cells and len(cells) > 1:
+            names = [cell.partition(" [")[0] for cell in cells]
     return [row for row in rows if _INDEX.fullmatch(row.get("index", ""))]
 
 
 def _gpu(row: dict[str, str]) -> Gpu:
     return Gpu(
         index=int(row["index"]),
-        name=_known(row.get("name")) or "NVIDIA GPU",
+        name=_text_of(row.get("name")) or "NVIDIA GPU",
         memory_bytes=_mib(row.get("memory.total")),
-        compute_capability=_known(row.get("compute_cap")),
+        compute_capability=_text_of(row.get("compute_cap")),
         pcie_generation=_count(row.get("pcie.link.gen.current")),
         pcie_generation_max=_count(row.get("pcie.link.gen.max")),
         pcie_lanes=_count(row.get("pcie.link.width.current")),
@@ -179,11 +179,11 @@ def _gpu(row: dict[str, str]) -> Gpu:
     )
 
 
-def _known(cell: str | None) -> str | None:
-    is_told = (
-        cell and len(cell) <= _LONGEST_CELL and not cell.startswith("[") and cell.upper() != "N/A"
-    )
-    return cell if is_told else None
+def _text_of(cell: str | None) -> str | None:
+    """Return the text of a cell; None where the driver reports none, as by `[N/A]`."""
+    if not cell or len(cell) > _LONGEST_CELL or cell.startswith("[") or cell.upper() == "N/A":
+        return None
+    return cell
 
 
 def _number(cell: str | None) -> float | None:
@@ -221,15 +221,12 @@ class GpuCard(msgspec.Struct, frozen=True):
 
 
 def read_gpu_memory() -> tuple[GpuCard, ...]:
-    """Empty without nvidia-smi, or where it fails; never raises.
+    """Return the memory of each GPU; empty without nvidia-smi, or where it fails. Never raises.
 
-    Unified memory is told by neither number.
+    Unified memory is in neither number.
     """
-    rows = _rows(
-        _ask_or_nothing(
-            "nvidia-smi", 10.0, "--query-gpu=index,memory.total,memory.used", "--format=csv"
-        )
-    )
+    query = "--query-gpu=index,memory.total,memory.used"
+    rows = _rows(_ask_or_nothing("nvidia-smi", 10.0, query, "--format=csv"))
     return tuple(
         GpuCard(int(row["index"]), _mib(row.get("memory.total")), _mib(row.get("memory.used")))
         for row in rows
@@ -250,19 +247,18 @@ def visible_gpus(gpus: Sequence[GpuCard], visible: str | None) -> tuple[GpuCard,
 def named_cards(visible: str, by_name: Mapping[str, T]) -> tuple[T, ...]:
     """Return the cards that CUDA_VISIBLE_DEVICES names, by number or the beginning of a UUID.
 
-    What comes after one that is not there, or that was named before, is not there either, as CUDA
-    has it."""
+    As in CUDA, the list ends before the first that is not there or was named before."""
     chosen: list[T] = []
     for word in (word.strip() for word in visible.split(",")):
-        numbered = word.isdecimal()
-        found = [
+        is_number = word.isdecimal()
+        cards = [
             card
             for name, card in by_name.items()
-            if name == word or (not numbered and name.startswith(word))
+            if name == word or (not is_number and name.startswith(word))
         ]
-        if len(found) != 1 or not word or found[0] in chosen:
+        if len(cards) != 1 or not word or cards[0] in chosen:
             break
-        chosen += found
+        chosen += cards
     return tuple(chosen)
 
 
@@ -273,18 +269,22 @@ FEATURES = (
 
 
 def parse_cpu_model(cpuinfo: str) -> str | None:
-    """ "AMD Ryzen 9 5950X 16-Core Processor"; Linux on ARM names no model."""
+    """Return it as in "AMD Ryzen 9 5950X 16-Core Processor"; Linux on ARM names no model."""
     names = (processor.get("model name") for processor in _processors(cpuinfo))
     return next((" ".join(name.split()) for name in names if name), None)
 
 
 def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
     """Return those of `FEATURES` that every processor has: threads may run on any of them."""
-    flags = [
-        set((p.get("flags") or p.get("Features") or "").split()) for p in _processors(cpuinfo)
+    flag_lists = [
+        (processor.get("flags") or processor.get("Features") or "").split()
+        for processor in _processors(cpuinfo)
     ]
-    flags = [flag for flag in flags if flag]
-    return tuple(name for name in FEATURES if flags and all(name in flag for flag in flags))
+    flag_sets = [set(flags) for flags in flag_lists if flags]
+    if not flag_sets:
+        return ()
+    shared = set[str].intersection(*flag_sets)
+    return tuple(name for name in FEATURES if name in shared)
 
 
 def _processors(cpuinfo: str) -> Iterator[dict[str, str]]:
@@ -299,7 +299,7 @@ _CACHES = ("inactive_file", "active_file", "slab_reclaimable")  # in memory.stat
 
 
 class CgroupLimits(msgspec.Struct, frozen=True):
-    """None where no group on the way to the root sets a limit."""
+    """The limits of a control group. None: no group on the way to the root sets one."""
 
     memory_bytes: int | None = None
     memory_available_bytes: int | None = None
@@ -307,39 +307,43 @@ class CgroupLimits(msgspec.Struct, frozen=True):
 
 
 def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
-    """`own_groups` is the text of /proc/self/cgroup.
+    """Return the tightest limits from the own group up to the root.
 
-    The tightest limit from the own group up to the root counts.
+    `own_groups` is the text of /proc/self/cgroup.
     """
-    folders = list(_folders(mount, own_groups))
-    memory = [_memory_limit(folder) for folder in folders]
-    limits = [limit for limit, _ in memory if limit is not None]
-    available = [free for _, free in memory if free is not None]
-    cpus = [
-        share
-        for folder in folders
-        if (share := parse_cpu_max(_text(folder / "cpu.max"))) is not None
-    ]
+    limits: list[int] = []
+    available: list[int] = []
+    cpus: list[float] = []
+    for folder in _folders(mount, own_groups):
+        limit_bytes, available_bytes = _memory_limit(folder)
+        share = parse_cpu_max(_text(folder / "cpu.max"))
+        if limit_bytes is not None:
+            limits.append(limit_bytes)
+        if available_bytes is not None:
+            available.append(available_bytes)
+        if share is not None:
+            cpus.append(share)
     return CgroupLimits(
-        min(limits, default=None), min(available, default=None), min(cpus, default=None)
+        memory_bytes=min(limits, default=None),
+        memory_available_bytes=min(available, default=None),
+        cpus=min(cpus, default=None),
     )
 
 
 def read_oom_kills(
     *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Return the kernel's count for this control group, else for the whole machine; None: it
-    counts nowhere.
+    """Return how many processes the kernel killed for lack of memory: in this control group, else
+    on the whole machine; None: it counts nowhere.
     """
-    files = [
-        folder / "memory.events" for folder in _folders(cgroup, _text(proc / "self" / "cgroup"))
-    ]
-    counts = (parse_counters(_text(path)).get("oom_kill") for path in (*files, proc / "vmstat"))
+    folders = _folders(cgroup, _text(proc / "self" / "cgroup"))
+    files = [*(folder / "memory.events" for folder in folders), proc / "vmstat"]
+    counts = (parse_counters(_text(path)).get("oom_kill") for path in files)
     return next((count for count in counts if count is not None), None)
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """ "150000 100000" is 1.5 CPUs; "max 100000" is no limit."""
+    """Return the limit in CPUs: "150000 100000" is 1.5, "max 100000" is None."""
     match text.split():
         case [quota, period] if _is_count(quota) and _is_count(period) and int(period):
             return int(quota) / int(period)
@@ -352,8 +356,8 @@ def _is_count(text: str) -> bool:
 
 
 def parse_counters(text: str) -> dict[str, int]:
-    """Return lines of `name value`, as in memory.stat; /proc/meminfo's `Name: value kB` gives
-    bytes.
+    """Return the values of lines `name value`, as in memory.stat, and in bytes those of lines
+    `Name: value kB`, as in /proc/meminfo.
     """
     counters = {}
     for line in text.splitlines():
@@ -366,7 +370,7 @@ def parse_counters(text: str) -> dict[str, int]:
 
 
 def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
-    """(limit, available).
+    """Return a group's limit and what is available of it, in bytes; None where it has no limit.
 
     File caches count as available: the kernel drops them before it kills.
     """
@@ -380,17 +384,17 @@ def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
 
 
 def _folders(root: Path, own_groups: str) -> Iterator[Path]:
-    """A container may see the host's path in /proc/self/cgroup yet mount its own group as the
-    root: try all.
+    """Yield the folders of the own group and of those above it.
+
+    A container may see the host's path in /proc/self/cgroup and yet mount its own group as the
+    root: some of them need not exist.
     """
-    path = next((line[3:] for line in own_groups.splitlines() if line.startswith("0::")), "/")
-    pure_posix_path = PurePosixPath(path.lstrip("/"))
-    if ".." not in pure_posix_path.parts:
-        yield from (
-            root / folder
-            for folder in (pure_posix_path, *pure_posix_path.parents)
-            if folder != PurePosixPath()
-        )
+    line = next((line for line in own_groups.splitlines() if line.startswith("0::")), "0::/")
+    group = PurePosixPath(line.removeprefix("0::").lstrip("/"))
+    if ".." not in group.parts:
+        for folder in (group, *group.parents):
+            if folder != PurePosixPath():
+                yield root / folder
     yield root
 
 
@@ -408,31 +412,32 @@ def read_host(
     proc: Path = Path("/proc"),
     cgroup: Path = Path("/sys/fs/cgroup"),
 ) -> HostFacts:
-    """Without `nvidia`, nvidia-smi is asked.
+    """Return the facts of this machine. Without `nvidia`, nvidia-smi is asked.
 
     A container's limits count where they are below the machine's.
     """
-    nvidia = read_nvidia() if nvidia is None else nvidia
+    if nvidia is None:
+        nvidia = read_nvidia()
     cpuinfo = _text(proc / "cpuinfo")
     limits = read_limits(cgroup, _text(proc / "self" / "cgroup"))
     counters = parse_counters(_text(proc / "meminfo"))
     if "MemTotal" not in counters:
-        with suppress(
-            AttributeError, OSError, ValueError
-        ):  # macOS has no /proc, but tells its pages
+        # macOS has no /proc, but reports its pages.
+        with suppress(AttributeError, OSError, ValueError):
             counters["MemTotal"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
+    if limits.cpus is not None:  # a share of a core is rounded down: a thread more is throttled
+        cores = max(1, min(cores, int(limits.cpus)))
     soft, hard = _open_files()
     return HostFacts(
         os=f"{platform.system()} {platform.release()}".strip(),
         machine=platform.machine(),
         python=platform.python_version(),
         cpu_model=parse_cpu_model(cpuinfo),
-        # a share of one is rounded down: a thread more would be throttled
-        cpu_cores=max(1, min(cores, cores if limits.cpus is None else int(limits.cpus))),
+        cpu_cores=cores,
         cpu_features=parse_cpu_features(cpuinfo),
         memory_bytes=_smaller(counters.get("MemTotal"), limits.memory_bytes),
         memory_available_bytes=_smaller(
@@ -448,16 +453,18 @@ def read_host(
 
 
 def count_busy_cores(cores: int, *, total: int | None = None, proc: Path = Path("/proc")) -> int:
-    """Return how many of our `cores` others keep busy, by the load of the last minute, rounded; at
-    most those that run now: what has just ended is in the load. Cores of the machine that are not
-    ours (`total`) take their share first."""
+    """Return how many of our `cores` other programs keep busy, by the load of the last minute.
+
+    It is at most the number of threads that run now, for the load still counts what has just
+    ended. Cores of the machine (`total`) that are not ours are taken to be busy first."""
     fields = _text(proc / "loadavg").split()
     try:
-        # One of them asks.
-        busy = min(round(float(fields[0])), int(fields[3].partition("/")[0]) - 1)
+        load = round(float(fields[0]))
+        running = int(fields[3].partition("/")[0]) - 1  # without the thread that asks
     except (IndexError, OverflowError, ValueError):
         return 0
-    return min(cores, max(0, busy - ((total or os.cpu_count() or cores) - cores)))
+    not_ours = (total or os.cpu_count() or cores) - cores
+    return min(cores, max(0, min(load, running) - not_ours))
 
 
 def host_json(facts: HostFacts) -> dict[str, Any]:
@@ -471,9 +478,8 @@ def lasting_json(facts: HostFacts) -> dict[str, Any]:
     fingerprint of.
     """
     lasting = {key: value for key, value in host_json(facts).items() if key not in _CHANGING}
-    lasting["gpus"] = [
-        {k: v for k, v in gpu.items() if k != "pcie_generation"} for gpu in lasting["gpus"]
-    ]
+    for gpu in lasting["gpus"]:
+        gpu.pop("pcie_generation", None)
     return lasting
 
 
@@ -486,8 +492,8 @@ def _open_files() -> tuple[int | None, int | None]:
     return (None if soft < 0 else soft), (None if hard < 0 else hard)
 
 
-def _smaller(a: int | None, b: int | None) -> int | None:
-    return min((n for n in (a, b) if n is not None), default=None)
+def _smaller(first: int | None, second: int | None) -> int | None:
+    return min((number for number in (first, second) if number is not None), default=None)
 
 
 def _text(path: Path) -> str:
@@ -503,23 +509,22 @@ TRIES = 3
 
 
 def memory_bandwidth_gbs(cores: int) -> float:
-    """10^9 bytes a second, read and written; the best of a few tries.
+    """Measure in 10^9 bytes a second, read and written; the best of a few tries.
 
     The kernel copies, so other threads go on.
     """
+    in_memory = None
     if hasattr(os, "memfd_create"):
         in_memory = os.fdopen(os.memfd_create("skep-bandwidth"), "r+b")
-    else:
-        in_memory = None
-    with in_memory or tempfile.TemporaryFile() as source:  # read back from the page cache
-        source.write(bytes(range(256)) * (BUFFER_BYTES // 256))
-        source.flush()
-        return max(
-            _once(source.fileno(), cores, MEASURE_S / TRIES, BUFFER_BYTES) for _ in range(TRIES)
-        )
+    with in_memory or tempfile.TemporaryFile() as file:  # read back from the page cache
+        file.write(bytes(range(256)) * (BUFFER_BYTES // 256))
+        file.flush()
+        seconds = MEASURE_S / TRIES
+        return max(_copy_gbs(file.fileno(), cores, seconds, BUFFER_BYTES) for _ in range(TRIES))
 
 
-def _once(source: int, cores: int, seconds: float, size: int) -> float:
+def _copy_gbs(source: int, cores: int, seconds: float, size: int) -> float:
+    """Copy a file of that size for so long, in one thread a core."""
     copied = [0] * cores
     buffers = [bytearray(size // 2) for _ in range(cores)]
     for buffer in buffers:
@@ -531,8 +536,7 @@ def _once(source: int, cores: int, seconds: float, size: int) -> float:
         while time.perf_counter() - began < seconds:
             copied[place] += os.preadv(source, [buffers[place]], offset)
 
-    with ThreadPoolExecutor(
-        cores
-    ) as pool:  # Ctrl-C waits for them: what they read is closed after that
+    # Ctrl-C waits for the threads: what they read is closed after that.
+    with ThreadPoolExecutor(cores) as pool:
         list(pool.map(copy, range(cores)))
     return 2 * sum(copied) / (time.perf_counter() - began) / 1e9

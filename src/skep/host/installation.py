@@ -26,14 +26,14 @@ def extra_hint(
 ) -> str:
     """Return how to add an extra of skep to the environment that it runs in.
 
-    uv and pipx make an environment anew: the extras that are there are named, too.
+    uv and pipx make the environment anew, so that the present extras are named too.
     """
-    kept = [name for name, module in MODULE_OF_EXTRA.items() if name == extra or has(module)]
+    extras = [name for name, module in MODULE_OF_EXTRA.items() if name == extra or has(module)]
     interpreter = shlex.quote(python)
     if (Path(environment) / UV_TOOL_MARK).exists():
-        command = f"uv tool install --reinstall '.[{','.join(kept)}]'"
+        command = f"uv tool install --reinstall '.[{','.join(extras)}]'"
     elif (Path(environment) / PIPX_MARK).exists():
-        command = f"pipx install --force '.[{','.join(kept)}]'"
+        command = f"pipx install --force '.[{','.join(extras)}]'"
     elif has("pip"):
         command = f"{interpreter} -m pip install '.[{extra}]'"
     else:

@@ -29,9 +29,13 @@ SAMPLES = "NVML power samples"
 # Bits of NVML's clock event reasons that mean "slower than it could be". Being idle (0x1), clocks
 # that somebody set (0x2, 0x100) and keeping step with another card (0x10) do not.
 _HW_SLOWDOWN = 0x8
-_THROTTLING = {0x4: "power cap", _HW_SLOWDOWN: ("hardware "
-"slowdown"), 0x20: "thermal", 0x40: "hardware thermal",
-               0x80: "power brake"}  # fmt: skip
+_THROTTLING = {
+    0x4: "power cap",
+    _HW_SLOWDOWN: "hardware slowdown",
+    0x20: "thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
 _HW_CAUSES = 0x40 | 0x80  # come together with the hardware slowdown and say why
 
 
@@ -63,17 +67,16 @@ class DriverNvml:
         self._unsupported: set[tuple[int, str]] = set()
 
     def cards(self) -> Sequence[NvmlGpu]:
-        found = []
+        cards = []
         for index in range(self._nvml.nvmlDeviceGetCount()):
-            with suppress(
-                self._nvml.NVMLError
-            ):  # a card that fell off the bus, or that this user may not open
+            # A card may have fallen off the bus, or this user may not open it.
+            with suppress(self._nvml.NVMLError):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 uuid = self._nvml.nvmlDeviceGetUUID(handle)
                 name = self._nvml.nvmlDeviceGetName(handle)
-                found.append(NvmlGpu(index, _text(uuid), _text(name)))
+                cards.append(NvmlGpu(index, _text(uuid), _text(name)))
                 self._handles[index] = handle
-        return found
+        return cards
 
     def sample(self, index: int) -> GpuSample:
         milliwatts = self._instant_mw(index)
@@ -111,7 +114,7 @@ class DriverNvml:
         return int(values[0].value.uiVal)
 
     def _ask(self, index: int, function: str, *arguments: Any) -> Any:
-        """None where the card, the driver or its age does not allow it."""
+        """Return NVML's answer; None where the card, the driver or its age gives none."""
         if (index, function) in self._unsupported or index not in self._handles:
             return None
         nvml = self._nvml
@@ -139,21 +142,11 @@ class _GpuEnergy:
     temperature_max_c: float | None = None
     sm_clock_min_mhz: int | None = None
     throttled: set[str] = field(default_factory=set)
-    last: tuple[float, float] | None = (
-        None  # when, and how many watts; None: the card said nothing
-    )
+    # When, and how many watts; None: the card reported nothing.
+    last: tuple[float, float] | None = None
 
     def add(self, at_s: float, sample: GpuSample) -> None:
-        if sample.power_w is None:
-            now = None
-        else:
-            now = (at_s, sample.power_w)
-        if now is not None:
-            if self.last is not None:
-                self.joules += (at_s - self.last[0]) * (now[1] + self.last[1]) / 2
-                self.seconds += at_s - self.last[0]
-            self.max_w = max(self.max_w, now[1])
-        self.last = now
+        self._add_power(at_s, sample.power_w)
         if sample.temperature_c is not None:
             self.temperature_max_c = max(
                 sample.temperature_c, self.temperature_max_c or sample.temperature_c
@@ -163,6 +156,18 @@ class _GpuEnergy:
                 sample.sm_clock_mhz, self.sm_clock_min_mhz or sample.sm_clock_mhz
             )
         self.throttled.update(throttle_reasons(sample.reasons or 0))
+
+    def _add_power(self, at_s: float, power_w: float | None) -> None:
+        """Add the energy since the last sample, if both have a power."""
+        if power_w is None:
+            self.last = None
+            return
+        if self.last is not None:
+            last_at_s, last_w = self.last
+            self.joules += (at_s - last_at_s) * (power_w + last_w) / 2
+            self.seconds += at_s - last_at_s
+        self.max_w = max(self.max_w, power_w)
+        self.last = (at_s, power_w)
 
 
 class PowerMeter:
@@ -183,26 +188,24 @@ class PowerMeter:
         self.cards = tuple(cards)
         self._clock = clock
         self._sample_every_s = sample_every_s
-        self._tallies: list[_GpuEnergy] = []
+        self._energies: list[_GpuEnergy] = []  # of the cards of the span
         self._max_w = 0.0  # of all cards together, at one moment
         self._began_s: float | None = None
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<PowerMeter of {len(self.cards)} GPUs, "
-            f"{'measuring' if self._began_s is not None else 'idle'}>"
-        )
+        state = "idle" if self._began_s is None else "measuring"
+        return f"<PowerMeter of {len(self.cards)} GPUs, {state}>"
 
     def begin(self) -> None:
         """Begin a span; one that was never ended is dropped."""
         self._stop_sampling()
         self._began_s = self._clock()
         self._max_w = 0.0
-        self._tallies = [_GpuEnergy(card) for card in self.cards]
+        self._energies = [_GpuEnergy(card) for card in self.cards]
         self._sample_all()
-        self._tallies = [tally for tally in self._tallies if tally.last is not None]
+        self._energies = [energy for energy in self._energies if energy.last is not None]
         self._ending = threading.Event()
 
         def sample_often(ending: threading.Event) -> None:
@@ -224,11 +227,10 @@ class PowerMeter:
         self._sample_all()
         seconds = self._clock() - self._began_s
         self._began_s = None
-        if not self._tallies or any(
-            tally.last is None or not tally.seconds for tally in self._tallies
-        ):
+        has_all = all(energy.last is not None and energy.seconds for energy in self._energies)
+        if not self._energies or not has_all:
             return None
-        return _result(self._tallies, seconds, self._max_w)
+        return _span_json(self._energies, seconds, self._max_w)
 
     def close(self) -> None:
         self._stop_sampling()
@@ -243,34 +245,34 @@ class PowerMeter:
 
     def _sample_all(self) -> None:
         together_w = 0.0
-        for tally in self._tallies:
-            sample = self._nvml.sample(tally.card.index)
-            tally.add(self._clock(), sample)
+        for energy in self._energies:
+            sample = self._nvml.sample(energy.card.index)
+            energy.add(self._clock(), sample)
             together_w += sample.power_w or 0.0
         self._max_w = max(self._max_w, together_w)
 
 
-def _result(tallies: Sequence[_GpuEnergy], seconds: float, together_w: float) -> dict[str, Any]:
-    # A sample may be missing.
-    drawn = [tally.joules * seconds / tally.seconds for tally in tallies]
+def _span_json(energies: Sequence[_GpuEnergy], seconds: float, max_w: float) -> dict[str, Any]:
+    """Return the figures of a span. The time of missing samples counts as the rest does."""
+    drawn = [energy.joules * seconds / energy.seconds for energy in energies]
     joules = sum(drawn)
     return {
         "joules": joules,
         "seconds": seconds,
         "mean_w": joules / seconds,
-        "max_w": together_w,
-        "throttled": sorted(set[str]().union(*(tally.throttled for tally in tallies))),
+        "max_w": max_w,
+        "throttled": sorted(set[str]().union(*(energy.throttled for energy in energies))),
         "source": SAMPLES,
         "gpus": [
             {
-                "index": tally.card.index,
-                "name": tally.card.name,
-                "joules": own,
-                "mean_w": own / seconds,
-                "temperature_max_c": tally.temperature_max_c,
-                "sm_clock_min_mhz": tally.sm_clock_min_mhz,
+                "index": energy.card.index,
+                "name": energy.card.name,
+                "joules": gpu_joules,
+                "mean_w": gpu_joules / seconds,
+                "temperature_max_c": energy.temperature_max_c,
+                "sm_clock_min_mhz": energy.sm_clock_min_mhz,
             }
-            for tally, own in zip(tallies, drawn, strict=True)
+            for energy, gpu_joules in zip(energies, drawn, strict=True)
         ],
     }
 
@@ -294,19 +296,16 @@ def open_meter(visible: str | None = None) -> PowerMeter | None:
     try:
         module = importlib.import_module("pynvml")
         module.nvmlInit()
-    except Exception:  # no library, no driver, no device, no leave: all the same to who asks
+    except Exception:  # no library, no driver, no device, no permission: nothing is measured
         return None
     nvml = DriverNvml(module)
     if visible is None:
-        limit = os.environ.get("CUDA_VISIBLE_DEVICES")
-    else:
-        limit = visible
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     with suppress(Exception):  # as above: the driver may refuse at any step
         cards = nvml.cards()
-        if limit is not None:
-            cards = named_cards(
-                limit, {name: card for card in cards for name in (str(card.index), card.uuid)}
-            )
+        if visible is not None:
+            names = {name: card for card in cards for name in (str(card.index), card.uuid)}
+            cards = named_cards(visible, names)
         if cards:
             return PowerMeter(nvml, cards)
     nvml.close()
@@ -324,21 +323,20 @@ def gpu_memory_used() -> GpuMemory | None:
 
 def gpu_memory_in_use() -> dict[str, Any] | None:
     """Return used and total bytes of the visible GPUs that hold something, all programs counted;
-    None: not told.
+    None: none holds anything, or the driver does not say.
     """
     cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    told = [
+    sizes = [
         (card.used_bytes, card.total_bytes)
         for card in cards
-        if card.used_bytes is not None and card.total_bytes
+        if card.used_bytes and card.total_bytes
     ]
-    held = [(used, total) for used, total in told if used and used / (total or 1) > LEAST_HELD]
+    held = [(used, total) for used, total in sizes if used / total > LEAST_HELD]
     if not held:
         return None
-    used_bytes, total_bytes = (sum(sizes) for sizes in zip(*held, strict=True))
     return {
-        "used_bytes": used_bytes,
-        "total_bytes": total_bytes,
+        "used_bytes": sum(used for used, _ in held),
+        "total_bytes": sum(total for _, total in held),
         "gpus": len(held),
         "source": "nvidia-smi",
     }

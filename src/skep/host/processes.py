@@ -13,14 +13,11 @@ from pathlib import Path
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 ENGINE_KEY = "SKEP_ENGINE_KEY"
-REPORT_FD = (
-    "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
-)
-# in an argv: the guard puts the key there, for engines that take it in no other way
-KEY_HERE = "{engine_key}"
-KEY_FILE_HERE = (
-    "{engine_key_file}"  # in an argv: the guard puts the name of a YAML file with the key there
-)
+# What a guard replaces in an argv:
+REPORT_FD = "{report_fd}"  # by the number of the pipe on which the engine tells its address
+KEY_HERE = "{engine_key}"  # by the key, for engines that take it in no other way
+KEY_FILE_HERE = "{engine_key_file}"  # by the name of a YAML file with the key
+_BEGAN = 17  # place of the start time in /proc/PID/stat, behind state and parent
 
 
 class ProcessorWait:
@@ -34,14 +31,11 @@ class ProcessorWait:
     def since_last(self, now: float) -> float:
         """Return the seconds of this since the last call; 0.0 where /proc does not tell."""
         try:
-            fields = self._stat.read_text().rpartition(")")[2].split()
+            fields = stat_fields(self._stat)
         except OSError:
             return 0.0
         used_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-        if self._looked_at is None:
-            pause_s = 0.0
-        else:
-            pause_s = now - self._looked_at
+        pause_s = 0.0 if self._looked_at is None else now - self._looked_at
         running_s = used_s - self._used_s
         self._used_s = used_s
         self._looked_at = now
@@ -55,21 +49,24 @@ def process_stat(pid: int) -> list[str]:
 
     Raise OSError where there is no such process, or no /proc.
     """
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return stat_fields(Path(f"/proc/{pid}/stat"))
+
+
+def stat_fields(path: Path) -> list[str]:
+    """Return the fields behind the program's name, which is in parentheses and may hold spaces."""
+    return path.read_text().rpartition(")")[2].split()
 
 
 def kill_marked(mark: str) -> int:
-    """SIGKILL all of ours whose environment has this mark, what a killed guard leaves behind; how
-    many.
+    """SIGKILL all processes of this user whose environment has this mark: what a killed guard
+    leaves behind. Return how many there were.
     """
-    wanted = f"\0{MARK}={mark}".encode()
+    entry_of_mark = f"\0{MARK}={mark}".encode()
     killed = 0
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (
-                wanted in b"\0" + (entry / "environ").read_bytes()
-                and int(entry.name) != os.getpid()
-            ):
+            is_marked = entry_of_mark in b"\0" + (entry / "environ").read_bytes()
+            if is_marked and int(entry.name) != os.getpid():
                 os.kill(int(entry.name), signal.SIGKILL)
                 killed += 1
     return killed
@@ -99,25 +96,26 @@ def kill_descendants(root: int) -> None:
 
 
 def living() -> dict[int, tuple[int, str]]:
-    """Return the parent of every process, and when it began, without zombies; none where there is
+    """Return the parent of every process and when it began, without zombies; empty where there is
     no /proc.
     """
-    found = {}
+    processes = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            words = (entry / "stat").read_text().rpartition(")")[2].split()
-            if words[0] not in ("Z", "X"):
-                found[int(entry.name)] = int(words[1]), words[19]
-    return found
+            pid = int(entry.name)
+            state, parent, *fields = process_stat(pid)
+            if state not in ("Z", "X"):
+                processes[pid] = int(parent), fields[_BEGAN]
+    return processes
 
 
 def descendants(*roots: int) -> dict[int, str]:
     """Return every living process below these and when it began, children before grandchildren."""
     alive = living()
-    found = dict[int, str]()
+    below = dict[int, str]()
     wave = set(roots)
     while wave:
         young = {pid: begun for pid, (parent, begun) in alive.items() if parent in wave}
-        found |= young
+        below |= young
         wave = set(young)
-    return found
+    return below

@@ -1,5 +1,5 @@
 """The requests of the control socket, each with what the supervisor does for it, and the socket
-itself.
+itself. Knows the supervisor's methods; decides nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ REMOTE_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 
 async def tell_status(supervisor: Supervisor) -> Message:
     status = await supervisor.gateway.status()
-    here = {"phase": supervisor.phase, "url": supervisor.hive.url, "pid": os.getpid()}
     return {
-        **here,
+        "phase": supervisor.phase,
+        "url": supervisor.hive.url,
+        "pid": os.getpid(),
         "rows": supervisor.rows(status),
         "gateway": to_document(status) if status is not None else {},
     }
@@ -69,12 +70,12 @@ async def wake_monitor(supervisor: Supervisor) -> Message:
 
 def member(supervisor: Supervisor, name: str) -> ReplicaMember:
     replicas = supervisor.replica_set
-    found = replicas.find(name)
-    if found is None:
+    replica = replicas.find(name)
+    if replica is None:
         raise EngineError(
             f"there is no replica `{name}`", hint=f"known: {', '.join(replicas.names)}"
         )
-    return found
+    return replica
 
 
 async def restart(supervisor: Supervisor, name: str) -> Message:
@@ -83,10 +84,10 @@ async def restart(supervisor: Supervisor, name: str) -> Message:
     if name == "gateway":
         await supervisor.gateway.restart(drain_s)
         return {"ok": True}
-    one = member(supervisor, name)
-    if replicas.is_dormant(one):
+    replica = member(supervisor, name)
+    if replicas.is_dormant(replica):
         raise EngineError(
-            f"`{name}` is not loaded", hint=f"`skep model load {one.model}` loads it"
+            f"`{name}` is not loaded", hint=f"`skep model load {replica.model}` loads it"
         )
     await replicas.rest(name, drain_s)
     await replicas.restart(name)
@@ -110,12 +111,14 @@ async def undrain(supervisor: Supervisor, name: str) -> Message:
 async def tell_log(
     supervisor: Supervisor, name: str, lines: int = 100, offset: int | None = None
 ) -> Message:
-    one = supervisor.replica_set.find(name)  # where it is a file here, the client reads it
-    if one is not None:
-        told = await one.log_since(offset, lines)
-    else:
-        told = None
-    return {"ok": True, **({} if told is None else to_document(told))}
+    """Return a part of a log elsewhere; where it is a file here, the client reads it."""
+    replica = supervisor.replica_set.find(name)
+    if replica is None:
+        return {"ok": True}
+    part = await replica.log_since(offset, lines)
+    if part is None:
+        return {"ok": True}
+    return {"ok": True, **to_document(part)}
 
 
 ControlCommand = Callable[..., Awaitable[Message]]
@@ -126,14 +129,8 @@ COMMANDS: dict[str, ControlCommand] = {
     "restart": restart, "drain": drain, "undrain": undrain, "scale": Supervisor.scale,
 }  # fmt: skip
 OF_LOADER = {"load", "unload"}
-WHILE_PAUSED = {
-    "status",
-    "origin",
-    "down",
-    "monitor",
-    "resume",
-    "log",
-}  # answered during a pause too
+# Answered during a pause too.
+WHILE_PAUSED = {"status", "origin", "down", "monitor", "resume", "log"}
 
 
 async def answer(supervisor: Supervisor, message: Message) -> Message:
@@ -149,10 +146,13 @@ async def answer(supervisor: Supervisor, message: Message) -> Message:
 
 
 async def run_with_control(supervisor: Supervisor, path: Path) -> None:
+    """Run the supervisor with its control socket at this path."""
+
+    def last_words() -> Message:
+        return {"left_behind": supervisor.left_behind}
+
     handle = partial(answer, supervisor)
-    async with control_socket(
-        path, handle, lambda: {"left_behind": supervisor.left_behind}, supervisor.release
-    ):
+    async with control_socket(path, handle, last_words, supervisor.release):
         await supervisor.run()
 
 
@@ -168,8 +168,8 @@ async def control_socket(
 ) -> AsyncIterator[None]:
     """Serve a control socket that only this user can open, while the block runs.
 
-    After an answer with `more`, the `last_words` come when the block ends; after one with `holds`,
-    the end of the connection is `released`."""
+    A client that got an answer with `more` is sent the `last_words` when the block ends. When the
+    connection of one that got an answer with `holds` ends, `released` is called."""
     connections: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,31 +178,16 @@ async def control_socket(
         connections.add(task)
         task.add_done_callback(connections.discard)
         link: JsonPipe[Message] = JsonPipe(reader, writer, Message)
-        told: Message = {}
+        response: Message = {}
         holds = False
         try:
             while (message := await link.receive()) is not None:
-                told = {}  # a client whose answer is cut short sees the end of the connection
-                try:
-                    told = await answer(message)
-                except (SkepError, OSError) as error:
-                    code = getattr(error, "exit_code", 1)
-                    told = {
-                        "error": str(error),
-                        "hint": getattr(error, "hint", None),
-                        "exit_code": code,
-                    }
-                except (
-                    Exception
-                ) as error:  # a bug is reported to the client and does not end the hive
-                    told = {
-                        "error": f"unexpected {type(error).__name__}: {error}",
-                        "hint": "please report it",
-                    }
-                holds = holds or "holds" in told
-                link.send(told)
+                response = {}  # a client whose answer is cut short sees the end of the connection
+                response = await _answer_or_error(answer, message)
+                holds = holds or "holds" in response
+                link.send(response)
         except asyncio.CancelledError:  # the hive is down; the end of the connection says so
-            if told.get("more"):
+            if response.get("more"):
                 link.send(last_words())
         finally:
             if holds:
@@ -212,9 +197,9 @@ async def control_socket(
     try:
         server = await asyncio.start_unix_server(serve, path, limit=4 * MIB)
     except OSError as error:
-        what = f"the control socket `{path}` cannot be made: {error.strerror}"
         raise EngineError(
-            what, hint="something removes its folder; set XDG_RUNTIME_DIR to another one"
+            f"the control socket `{path}` cannot be made: {error.strerror}",
+            hint="something removes its folder; set XDG_RUNTIME_DIR to another one",
         ) from None
     os.chmod(path, 0o600)  # noqa: PTH101
     try:
@@ -225,8 +210,24 @@ async def control_socket(
         await _end_connections(connections)
 
 
+async def _answer_or_error(answer: CommandHandler, message: Message) -> Message:
+    try:
+        return await answer(message)
+    except (SkepError, OSError) as error:
+        return {
+            "error": str(error),
+            "hint": getattr(error, "hint", None),
+            "exit_code": getattr(error, "exit_code", 1),
+        }
+    except Exception as error:  # a bug is reported to the client and does not end the hive
+        return {
+            "error": f"unexpected {type(error).__name__}: {error}",
+            "hint": "please report it",
+        }
+
+
 async def _end_connections(connections: set[asyncio.Task[None]]) -> None:
-    """Let each say its last words; one whose client reads no more is given up."""
+    """Let each send its last words; a connection whose client reads no more is given up."""
     for limit_s in (LAST_WORDS_S, None):
         for task in connections:
             task.cancel()

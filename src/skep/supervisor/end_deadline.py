@@ -16,9 +16,9 @@ from skep.host.processes import kill_descendants, kill_marked
 class EndDeadline:
     """Ends this process and everything below it hard, unless it has ended by itself in time.
 
-    A thread does it: neither a task that goes on when it is cancelled nor a loop that stands still
-    is in its way. `mark` is in the environment of the engines, which are found by it where their
-    guard is gone."""
+    A thread does it, so that neither a task that ignores its cancellation nor an event loop that
+    hangs is in its way. `mark` is in the environment of the engines, which are found by it where
+    their guard is gone."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -26,10 +26,7 @@ class EndDeadline:
         self._timer: threading.Timer | None = None
 
     def set(self, left_s: float) -> None:
-        """End the process hard in so many seconds.
-
-        A later deadline than the present one changes nothing.
-        """
+        """End the process hard in so many seconds, unless an earlier deadline is set."""
         due = time.monotonic() + left_s
         if due >= self._due:
             return

@@ -4,8 +4,8 @@ socket, no clock.
     out ──Load──> loading ──> in ──Drain──> draining ──Unload──> leaving ──> out
                      └──failed──────────────────────────────────────^
 
-A wanted model waits in a queue, which is served in order, so that none starves. Idle models are
-evicted at once, the least recently used first. A busy one is drained after its turn, so that two
+A requested model waits in a queue, which is served in order, so that none starves. Idle models are
+evicted at once, the least recently used first. A busy model is drained after its turn, so that two
 models in demand alternate. Pinned models are never evicted."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """One model with all its replicas, which are loaded and unloaded together."""
 
     model: str
-    room: Mapping[str, int] = {}  # bytes it takes of each place; of unknown size: the whole place
+    room: Mapping[str, int] = {}  # bytes it takes of each place; WHOLE: all that is there
     on_demand: bool = True
     pinned: bool = False
     idle_unload_s: float | None = None
@@ -48,10 +48,8 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     room: Mapping[str, int] = {}
     max_loaded: int | None = None
     turn_s: float = 30.0  # a busy model stays loaded for at least this long
-    quiet_s: float = 1.0  # idle: not used for so long since it was loaded
-    pause_s: float = (
-        5.0  # idle: used, then without a request for so long; agents think between two turns
-    )
+    quiet_s: float = 1.0  # a model that nobody has used since it was loaded is idle after so long
+    pause_s: float = 5.0  # and any other after so long: agents think between two turns
 
     def limit(self, place: str) -> float:
         if place == COUNT:
@@ -87,29 +85,36 @@ class Action(msgspec.Struct, frozen=True):
 
 
 def model_specs(launches: Iterable[Launch], machine_room: Mapping[str, int]) -> list[ModelSpec]:
-    """Group the replicas that skep starts here by model.
-
-    One of unknown size takes its cards whole.
-    """
+    """Group the replicas that skep starts here by model."""
     by_model: dict[str, list[Launch]] = {}
     for launch in launches:
         if launch.url is None and launch.place is None:
             by_model.setdefault(launch.model, []).append(launch)
+    return [_spec_of(model, replicas, machine_room) for model, replicas in by_model.items()]
+
+
+def _spec_of(model: str, replicas: list[Launch], machine_room: Mapping[str, int]) -> ModelSpec:
+    idle_limits = [launch.idle_unload_s for launch in replicas if launch.idle_unload_s is not None]
+    return ModelSpec(
+        model=model,
+        room=_room_of(replicas, machine_room),
+        on_demand=all(launch.on_demand for launch in replicas),
+        pinned=any(launch.pinned for launch in replicas),
+        idle_unload_s=max(idle_limits, default=None),
+    )
+
+
+def _room_of(replicas: list[Launch], machine_room: Mapping[str, int]) -> dict[str, int]:
+    """Add up what the replicas take of each place. One of unknown size takes its cards whole."""
     every_card = [place for place in machine_room if place.startswith("gpu")] or [UNLISTED]
-    specs = []
-    for model, replicas in by_model.items():
-        room: Counter[str] = Counter()
-        for launch in replicas:
-            room.update(dict(launch.room))
-        for launch in replicas:
-            if not launch.room and launch.engine not in CARDLESS:
-                places = [f"gpu{number}" for number in launch.gpus] or every_card
-                room |= Counter({place: machine_room.get(place, WHOLE) for place in places})
-        on_demand = all(launch.on_demand for launch in replicas)
-        pinned = any(launch.pinned for launch in replicas)
-        idle = [launch.idle_unload_s for launch in replicas if launch.idle_unload_s is not None]
-        specs.append(ModelSpec(model, dict(room), on_demand, pinned, max(idle, default=None)))
-    return specs
+    room: Counter[str] = Counter()
+    for launch in replicas:
+        room.update(dict(launch.room))
+    for launch in replicas:
+        if not launch.room and launch.engine not in CARDLESS:
+            places = [f"gpu{number}" for number in launch.gpus] or every_card
+            room |= Counter({place: machine_room.get(place, WHOLE) for place in places})
+    return dict(room)
 
 
 BACK_OFF_S = 30.0  # after a failed load
@@ -125,14 +130,14 @@ class ModelState:
     used: bool = False  # since it was loaded
     unloads: int = 0
     refusals: int = 0  # of requests, or of the user
-    gave_up: bool = False  # once
-    heard_at: float = float("-inf")  # when its newest figures were asked for
+    gave_up: bool = False  # it failed at least once
+    figures_at: float = float("-inf")  # when its newest figures were asked for
     busy: int = 0
     queued: int = 0
     idle_since: float = 0.0
     drained_at: float = 0.0
-    wanted_at: float = 0.0
-    asked: bool = False  # by the user: wanted even if no request waits
+    requested_at: float = 0.0
+    user_waits: bool = False  # the user wants it loaded, even if no request waits
     retry_at: float = float("-inf")
     why: str | None = None
 
@@ -142,7 +147,7 @@ class ModelState:
 
     @property
     def comes_and_goes(self) -> bool:
-        """It is on demand, or treated so once it was unloaded."""
+        """Whether it is on demand, or was unloaded once and is treated so."""
         return self.spec.on_demand or self.unloads > 0
 
     @property
@@ -151,9 +156,10 @@ class ModelState:
 
     @property
     def stays(self) -> bool:
-        """It is pinned and loaded, or about to be. One that the user unloaded is neither."""
-        comes = not (self.comes_and_goes or self.leaves)
-        return self.spec.pinned and (comes or self.residency in (Residency.LOADING, Residency.IN))
+        """Whether it is pinned and loaded, or about to be; not where the user unloaded it."""
+        will_be_loaded = not (self.comes_and_goes or self.leaves)
+        is_loaded = self.residency in (Residency.LOADING, Residency.IN)
+        return self.spec.pinned and (will_be_loaded or is_loaded)
 
     @property
     def goes_when_idle(self) -> bool:
@@ -164,8 +170,10 @@ class ModelState:
         )
 
     def is_quiet(self, now: float, quiet_s: float) -> bool:
-        known = self.heard_at >= self.loaded_at
-        return known and not self.busy and not self.queued and now - self.idle_since >= quiet_s
+        """Return whether the figures since it was loaded show no use for `quiet_s`."""
+        if self.figures_at < self.loaded_at or self.busy or self.queued:
+            return False
+        return now - self.idle_since >= quiet_s
 
 
 class Eviction:
@@ -177,15 +185,14 @@ class Eviction:
     def __init__(self, specs: Iterable[ModelSpec], budget: MemoryBudget | None = None) -> None:
         self._budget = budget or MemoryBudget()
         self.states = {spec.model: ModelState(spec) for spec in specs}
-        self.queue: dict[
-            str, None
-        ] = {}  # models that wait to be loaded, in the order they were wanted
+        # Models that wait to be loaded, in the order of their requests.
+        self.queue: dict[str, None] = {}
 
     # State
 
     @property
     def poll_s(self) -> float | None:
-        """Seconds until the gateway's figures are needed again; None: they are not needed."""
+        """Seconds until the gateway's figures are needed again; None: they are not."""
         states = self.states.values()
         if self.queue or any(state.residency is Residency.DRAINING for state in states):
             return POLL_SOON_S
@@ -193,21 +200,21 @@ class Eviction:
             return POLL_S
         return None
 
-    def never(self, model: str) -> str | None:
+    def why_never(self, model: str) -> str | None:
         """Return why the model can never fit, and what to change; None: it can."""
         state = self.states[model]
-        pinned = [other for other in self.states.values() if other is not state and other.stays]
+        pinned = [rival for rival in self.states.values() if rival is not state and rival.stays]
         place = next(iter(self._lacking(state, pinned)), None)
         if place is None:
             return None
-        names = ", ".join(f"`{other.model}`" for other in pinned)
+        names = ", ".join(f"`{rival.model}`" for rival in pinned)
         limit = self._budget.limit(place)
         if place == COUNT:
             return (
                 f"no more than {limit} models may be loaded, and {names} are pinned; raise "
                 "`max_loaded`"
             )
-        taken = sum(other.spec.room.get(place, 0) for other in pinned)
+        taken = sum(rival.spec.room.get(place, 0) for rival in pinned)
         need = state.spec.room[place]
         if taken and need >= limit:
             return (
@@ -218,9 +225,11 @@ class Eviction:
             beside = f" beside the pinned {names}; unpin them, or take"
         else:
             beside = "; take"
-        left = format_bytes(int(limit - taken))
-        less = "a smaller quantization, context or number of slots"
-        return f"`{model}` needs {format_bytes(need)} of {place}, which has {left}{beside} {less}"
+        free = format_bytes(int(limit - taken))
+        return (
+            f"`{model}` needs {format_bytes(need)} of {place}, which has {free}{beside} "
+            "a smaller quantization, context or number of slots"
+        )
 
     # Events
 
@@ -232,7 +241,7 @@ class Eviction:
         for spec in specs:
             state = before.get(spec.model) or ModelState(spec)
             if state.spec.on_demand and not spec.on_demand and state.residency is Residency.OUT:
-                state.asked = True
+                state.user_waits = True
                 self.queue[spec.model] = None
             state.spec = spec
             state.retry_at = float("-inf")
@@ -241,38 +250,38 @@ class Eviction:
         return self.settle(now)
 
     def begin(self, now: float) -> list[Action]:
-        """Load the models that are not on demand at once;
-        the user vouches that they fit together.
+        """Load the models that are not on demand, without a look at the room: the user vouches
+        that they fit together.
         """
         out = [state for state in self.states.values() if state.residency is Residency.OUT]
         return [self._load(state, now) for state in out if not state.spec.on_demand]
 
-    def running(self, model: str, now: float) -> None:
-        """Note that a reload, or the user by a replica's name, has started it."""
+    def started(self, model: str, now: float) -> None:
+        """Note that a reload has started it, or the user by a replica's name."""
         state = self.states.get(model)
         if state is not None and not state.residency.uses_memory:
             self._load(state, now)
 
-    def wanted(self, model: str, now: float, *, asked: bool = False) -> list[Action]:
-        """Queue a model that requests wait for, or that the user asked for."""
+    def requested(self, model: str, now: float, *, by_user: bool = False) -> list[Action]:
+        """Queue a model that requests or the user wait for."""
         state = self.states.get(model)
         if state is None or state.residency in (Residency.LOADING, Residency.IN):
             return []
         if state.residency is Residency.GIVEN_UP:
-            if not asked:
+            if not by_user:
                 return []
             state.residency = Residency.OUT
-        state.asked |= asked
-        state.wanted_at = now
+        state.user_waits |= by_user
+        state.requested_at = now
         self.queue[model] = None
         return self.settle(now)
 
     def unload(self, model: str, now: float) -> list[Action]:
         """Unload on the user's request, pinned or not. A later request loads it again."""
         state = self.states[model]
-        if state.asked and state.residency is Residency.OUT:
+        if state.user_waits and state.residency is Residency.OUT:
             self.queue.pop(model, None)
-        state.asked = False
+        state.user_waits = False
         actions = []
         if state.residency is Residency.LOADING:
             actions = [self._unload(state)]
@@ -280,23 +289,25 @@ class Eviction:
             actions = [self._drain(state, now)]
         return [*actions, *self.settle(now)]
 
-    def told(self, figures: Mapping[str, ModelUsage], asked_at: float, now: float) -> list[Action]:
+    def take_figures(
+        self, figures: Mapping[str, ModelUsage], asked_at: float, now: float
+    ) -> list[Action]:
         """Take the gateway's figures, asked for at `asked_at`."""
-        for model, said in figures.items():
+        for model, usage in figures.items():
             state = self.states.get(model)
-            if state is None or asked_at < state.heard_at:
+            if state is None or asked_at < state.figures_at:
                 continue
-            state.heard_at = asked_at
-            state.busy = said.busy
-            state.queued = said.queued
-            if said.busy or said.queued:
+            state.figures_at = asked_at
+            state.busy = usage.busy
+            state.queued = usage.queued
+            if usage.busy or usage.queued:
                 state.idle_since = asked_at
                 state.used = True
-            elif said.idle_s is not None:
-                state.idle_since = max(state.loaded_at, asked_at - said.idle_s)
-                state.used |= asked_at - said.idle_s > state.loaded_at
-            nobody_waits = not said.queued and not state.asked and asked_at > state.wanted_at
-            if nobody_waits:
+            elif usage.idle_s is not None:
+                state.idle_since = max(state.loaded_at, asked_at - usage.idle_s)
+                state.used |= asked_at - usage.idle_s > state.loaded_at
+            requests_wait = usage.queued or asked_at <= state.requested_at
+            if not requests_wait and not state.user_waits:
                 self.queue.pop(model, None)
         return self.settle(now)
 
@@ -315,11 +326,8 @@ class Eviction:
     def failed(self, model: str, why: str, now: float) -> list[Action]:
         """Note that all its replicas were given up."""
         state = self.states.get(model)
-        if state is None or state.residency not in (
-            Residency.LOADING,
-            Residency.IN,
-            Residency.DRAINING,
-        ):
+        running = (Residency.LOADING, Residency.IN, Residency.DRAINING)
+        if state is None or state.residency not in running:
             return []
         state.gave_up = True
         state.retry_at = now + BACK_OFF_S
@@ -330,10 +338,8 @@ class Eviction:
             state.residency = Residency.GIVEN_UP
         return [*actions, *self.settle(now)]
 
-    def gone(self, model: str, now: float) -> list[Action]:
-        """Note that none of its processes is left:
-        by an unload, or by a reload while it drained.
-        """
+    def ended(self, model: str, now: float) -> list[Action]:
+        """Note that all its processes have ended, by an unload or by a reload while it drained."""
         state = self.states.get(model)
         if state is None or not state.leaves:
             return []
@@ -350,67 +356,70 @@ class Eviction:
         for state in self.states.values():
             if state.goes_when_idle and state.is_quiet(now, state.spec.idle_unload_s or 0.0):
                 actions.append(self._drain(state, now))
-            elif (
-                state.residency is Residency.DRAINING
-                and state.heard_at > state.drained_at
-                and not state.busy
-            ):
-                actions.append(self._unload(state))
+            elif state.residency is Residency.DRAINING:
+                has_answered = state.figures_at > state.drained_at and not state.busy
+                if has_answered:
+                    actions.append(self._unload(state))
         return actions
 
     # Inside
 
     def _serve(self, state: ModelState, blocked: set[str], now: float) -> list[Action]:
         """Load or refuse a queued model, or drain others for it."""
-        if state.residency is Residency.OUT and now < state.retry_at and not state.asked:
-            return [
-                self._refuse_waiting(
-                    state, state.why or "an earlier attempt failed", state.retry_at - now
-                )
-            ]
-        if (never := self.never(state.model)) is not None:
-            return [self._refuse_waiting(state, never, BACK_OFF_S)]
+        if state.residency is Residency.OUT and now < state.retry_at and not state.user_waits:
+            why = state.why or "an earlier attempt failed"
+            return [self._refuse_waiting(state, why, state.retry_at - now)]
+        why_never = self.why_never(state.model)
+        if why_never is not None:
+            return [self._refuse_waiting(state, why_never, BACK_OFF_S)]
         places = {place for place in state.spec.needs if self._budget.limit(place) < math.inf}
-        waits = state.residency is not Residency.OUT or not blocked.isdisjoint(places)
-        present = [state for state in self.states.values() if state.residency.uses_memory]
-        if not waits and not self._lacking(state, present):
+        must_wait = state.residency is not Residency.OUT or not blocked.isdisjoint(places)
+        present = [rival for rival in self.states.values() if rival.residency.uses_memory]
+        if not must_wait and not self._lacking(state, present):
             return [self._load(state, now)]
         blocked |= places
-        left = [other for other in present if not other.leaves]
-        if waits:
+        if must_wait:
             return []
-        return [self._drain(victim, now) for victim in self._victims(state, left, now)]
+        return [self._drain(victim, now) for victim in self._victims(state, present, now)]
 
-    def _victims(self, state: ModelState, left: list[ModelState], now: float) -> list[ModelState]:
+    def _victims(
+        self, state: ModelState, present: list[ModelState], now: float
+    ) -> list[ModelState]:
         """Return the models to evict so that it fits; none if that would not suffice."""
-        budget = self._budget
-        quiet = [
-            other
-            for other in left
-            if other.is_quiet(now, budget.pause_s if other.used else budget.quiet_s)
-        ]
-        turn_over = [
-            other
-            for other in left
-            if other not in quiet and now - other.loaded_at >= budget.turn_s
-        ]
-        quiet.sort(key=lambda other: other.idle_since)
-        turn_over.sort(key=lambda other: other.loaded_at)
-        chosen: list[ModelState] = []
-        for other in (*quiet, *turn_over):
-            takes = any(other.spec.needs.get(place) for place in self._lacking(state, left))
-            if takes and other.residency is Residency.IN and not other.spec.pinned:
-                chosen.append(other)
-                left = [one for one in left if one is not other]
-        if self._lacking(state, left):
+        staying = [rival for rival in present if not rival.leaves]
+        victims: list[ModelState] = []
+        for rival in self._by_use(staying, now):
+            in_the_way = any(
+                rival.spec.needs.get(place) for place in self._lacking(state, staying)
+            )
+            if in_the_way and rival.residency is Residency.IN and not rival.spec.pinned:
+                victims.append(rival)
+                staying.remove(rival)
+        if self._lacking(state, staying):
             return []
-        return chosen
+        return victims
+
+    def _by_use(self, rivals: list[ModelState], now: float) -> list[ModelState]:
+        """Return the models that may be evicted: idle ones, the least recently used first, then
+        busy ones whose turn is over, the longest loaded first.
+        """
+        budget = self._budget
+        idle = []
+        turn_over = []
+        for rival in rivals:
+            if rival.is_quiet(now, budget.pause_s if rival.used else budget.quiet_s):
+                idle.append(rival)
+            elif now - rival.loaded_at >= budget.turn_s:
+                turn_over.append(rival)
+        idle.sort(key=lambda rival: rival.idle_since)
+        turn_over.sort(key=lambda rival: rival.loaded_at)
+        return [*idle, *turn_over]
 
     def _lacking(self, state: ModelState, present: Iterable[ModelState]) -> list[str]:
         """Return the places that do not have the room it needs beside these."""
         taken: Counter[str] = Counter()
-        for other in present:
-            taken.update(other.spec.needs)
+        for rival in present:
+            taken.update(rival.spec.needs)
         return [
             place
             for place, need in state.spec.needs.items()
@@ -419,8 +428,9 @@ class Eviction:
 
     def _load(self, state: ModelState, now: float) -> Action:
         state.residency = Residency.LOADING
-        state.asked = False
-        state.loaded_at = state.idle_since = now
+        state.user_waits = False
+        state.loaded_at = now
+        state.idle_since = now
         self.queue.pop(state.model, None)
         return Action(Act.LOAD, state.model)
 
@@ -435,7 +445,7 @@ class Eviction:
 
     def _refuse_waiting(self, state: ModelState, why: str, retry_after_s: float) -> Action:
         state.why = why
-        state.asked = False
+        state.user_waits = False
         state.refusals += 1
         self.queue.pop(state.model, None)
         return Action(Act.REFUSE, state.model, why, retry_after_s)

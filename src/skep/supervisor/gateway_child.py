@@ -33,7 +33,8 @@ ORPHANS_END_S = 5.0  # relay workers of a dead gateway end their streams and the
 class GatewayChild:
     """Keeps a gateway process running (`argv --listen-fd N --link-fd M`).
 
-    `wanted` hears models that must be loaded.
+    `changed` is called at each change of its state; `load_requested` with each model that must be
+    loaded.
     """
 
     argv: list[str]
@@ -41,12 +42,12 @@ class GatewayChild:
     setup: messages.GatewaySetup
     log: Path
     changed: Callable[[], None]
-    wanted: Callable[[str], None] = lambda _model: None
-    # None: that of this process.
+    load_requested: Callable[[str], None] = lambda _model: None
+    # None: the environment of this process.
     environment: Callable[[], Mapping[str, str] | None] = lambda: None
     restarts: int = -1
-    why: str | None = None
-    broken: bool = False
+    why: str | None = None  # it does not serve, or does not answer
+    broken: bool = False  # given up
 
     def __post_init__(self) -> None:
         self._table = messages.ReplicaTable()  # as last published
@@ -54,7 +55,7 @@ class GatewayChild:
         self._link: JsonPipe[messages.FromGateway] | None = None
         self._ended = asyncio.Event()
         self._stopping = False
-        self._one_at_a_time = asyncio.Lock()  # restarts by the user
+        self._one_restart = asyncio.Lock()  # of restarts by the user, one at a time
         self._restarting = False
         self._listened = asyncio.Event()
         self.listening = False
@@ -87,8 +88,8 @@ class GatewayChild:
         return "silent"
 
     async def run(self) -> None:
-        """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never
-        listened.
+        """Start it, and again whenever it dies, until `stop`. Give up (`broken`) where it has
+        never listened.
         """
         loop = asyncio.get_running_loop()
         failures = 0
@@ -145,17 +146,16 @@ class GatewayChild:
 
     async def status(self, timeout_s: float = 1.0) -> messages.GatewayStatus | None:
         """Return its status; None while it does not answer."""
-        if self._link is not None:
-            answer = await self._link.ask(messages.AskStatus(), timeout_s)
-        else:
-            answer = None
+        if self._link is None:
+            return None
+        answer = await self._link.ask(messages.AskStatus(), timeout_s)
         if isinstance(answer, messages.StatusAnswer):
             return answer.status
         return None
 
     async def restart(self, drain_s: float) -> None:
         """Let the process finish its answers while new connections wait, and start another one."""
-        async with self._one_at_a_time:
+        async with self._one_restart:
             self._listened.clear()
             if self._link is not None:
                 await self._link.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
@@ -169,7 +169,7 @@ class GatewayChild:
                 ) from None
 
     async def drain(self, timeout_s: float) -> None:
-        """Admit nothing new and wait for what is under way, at most until the timeout."""
+        """Have it admit nothing new, and wait for running requests, at most until the timeout."""
         if self._link is not None:
             await self._link.ask(messages.AskDrain(timeout_s), timeout_s + 5)
 
@@ -193,7 +193,6 @@ class GatewayChild:
         """Run a process to its end, and return its exit code."""
         fd = self.listener.fileno()
         with open_log(self.log) as output:
-            env = self.environment()
             process, link = await start_linked(
                 self.argv,
                 messages.FromGateway,
@@ -201,7 +200,7 @@ class GatewayChild:
                 str(fd),
                 output=output,
                 fds=[fd],
-                env=env,
+                env=self.environment(),
             )
         self._process = process
         self._link = link
@@ -221,7 +220,8 @@ class GatewayChild:
         code = await process.wait()
         if code:
             asyncio.get_running_loop().call_later(ORPHANS_END_S, _kill_group, process.pid)
-        self._process = self._link = None
+        self._process = None
+        self._link = None
         self._ended.set()
         return code
 
@@ -238,12 +238,10 @@ class GatewayChild:
                 case messages.Alive():
                     watch.heard()
                 case messages.ModelWanted(model):
-                    self.wanted(model)
+                    self.load_requested(model)
 
     async def _watch(self, watch: SilenceWatch, process: asyncio.subprocess.Process) -> None:
-        """Ask it whether it is alive, and kill it when it hangs: it is then started again, as
-        after a crash.
-        """
+        """Ask it whether it is alive, and kill it when it hangs, so that it is started again."""
         processor_wait = ProcessorWait(process.pid)
         loop = asyncio.get_running_loop()
         while self._liveness is not Liveness.HANGS:
@@ -270,8 +268,6 @@ class GatewayChild:
 
 
 def _kill_group(leader: int) -> None:
-    """Kill what is left of the process group of a gateway:
-    relay workers that hung when it ended.
-    """
+    """Kill the rest of a gateway's process group: relay workers that hung when it ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -41,7 +42,7 @@ from skep.supervisor.supervisor import BackgroundService, Hive, Supervisor
 from skep.wire.listen import bind
 from skep.wire.server_request import ServerLimits
 
-Tell = Callable[[str], None]  # hears a line for the user
+Tell = Callable[[str], None]  # is called with a line for the user
 
 
 class RemoteNodes(Protocol):
@@ -53,7 +54,7 @@ class RemoteNodes(Protocol):
         paths: Paths,
         *,
         running: Sequence[Launch] | None = None,
-        **how: Any,
+        **options: Any,
     ) -> tuple[Launch, ...]: ...
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> BackgroundService: ...
@@ -76,22 +77,21 @@ def build_hive(
     tell: Tell = lambda _line: None,
     nodes: RemoteNodes | None = None,
 ) -> Hive:
-    """Return the hive, every replica checked.
+    """Return the hive, every replica checked; may download weights.
 
-    May download weights. `tell` gets a line for what is left out.
+    `tell` is called with a line for each replica that is left out.
     """
     gateway = settings.gateway
     scheme = "https" if gateway.tls_certificate else "http"
-    if ":" in gateway.host:
-        host = f"[{gateway.host}]"
-    else:
-        host = gateway.host
+    host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
     machine = read_machine()
     engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own key
     if nodes is not None:
         launches = nodes.launches(settings, paths, progress=progress, tell=tell)
     else:
         launches = plan_launches(settings, paths, progress, machine=machine, engine_key=engine_key)
+    slots = sum(launch.slots for launch in launches)
+    workers = default_workers(slots, os.cpu_count() or 1)
     return Hive(
         replicas=launches,
         gateway_argv=(sys.executable, "-m", "skep.gateway.main"),
@@ -99,11 +99,7 @@ def build_hive(
         log_dir=paths.logs,
         room=machine.room,
         engine_key=engine_key,
-        **_settled(
-            settings,
-            paths,
-            default_workers(sum(launch.slots for launch in launches), os.cpu_count() or 1),
-        ),
+        **_from_settings(settings, paths, workers),
     )
 
 
@@ -111,20 +107,18 @@ def default_workers(slots: int, cpus: int) -> int:
     """Return how many processes carry answers: one for every 256 slots, on at most a quarter of
     the cores.
     """
-    return max(1, min(-(-slots // SLOTS_PER_WORKER), cpus // CORES_PER_WORKER))
+    return max(1, min(math.ceil(slots / SLOTS_PER_WORKER), cpus // CORES_PER_WORKER))
 
 
-def _settled(settings: Settings, paths: Paths, workers: int) -> dict[str, Any]:
-    """Return what follows from the settings alone. External engines get time: they load a lot and
-    compile kernels.
+def _from_settings(settings: Settings, paths: Paths, workers: int) -> dict[str, Any]:
+    """Return the fields of a Hive that follow from the settings alone.
 
     `workers`: of the gateway, where the settings name no number.
     """
-    patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
-    if patient:
-        policy = RestartPolicy(SLOW_START_S, SLOW_WARM_UP_S)
-    else:
-        policy = RestartPolicy()
+    policy = RestartPolicy()
+    if any(serve.engine not in OWN_ENGINES for serve in settings.serve):
+        # External engines load much and compile kernels.
+        policy = RestartPolicy(start_deadline_s=SLOW_START_S, warm_deadline_s=SLOW_WARM_UP_S)
     start_s = settings.start_deadline_s or policy.start_deadline_s
     fallbacks = MOST_FALLBACKS if settings.fallback else 0
     return {
@@ -141,13 +135,12 @@ def _settled(settings: Settings, paths: Paths, workers: int) -> dict[str, Any]:
 
 def monitor_argv(settings: Settings) -> tuple[str, ...]:
     """Return the command of the monitor beside this hive; empty where the settings turn it off."""
+    if not settings.monitor.with_up:
+        return ()
+    command = (sys.executable, "-m", "skep", "monitor", "run")
     if settings.overrides.config:
-        told: tuple[str, ...] = ("--config", settings.overrides.config)
-    else:
-        told = ()
-    if settings.monitor.with_up:
-        return (sys.executable, "-m", "skep", "monitor", "run", *told)
-    return ()
+        return (*command, "--config", settings.overrides.config)
+    return command
 
 
 def something_to_watch(path: Path) -> bool:
@@ -174,13 +167,13 @@ def rebuild_hive(
     """
     old = began.gateway
     new = settings.gateway
-    kept = {
-        key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")
-    }
-    clusters = began.cluster, settings.cluster
-    settings = replace(settings, gateway=replace(new, **kept), cluster=began.cluster)
-    parts = _settled(settings, paths, hive.gateway_setup.workers)
+    unchangeable = ("host", "port", "tls_certificate", "tls_key", "api_key")
+    at_start = {key: getattr(old, key) for key in unchangeable}
+    clusters = (began.cluster, settings.cluster)
+    settings = replace(settings, gateway=replace(new, **at_start), cluster=began.cluster)
+    parts = _from_settings(settings, paths, hive.gateway_setup.workers)
     setup: GatewaySetup = parts["gateway_setup"]
+    # What only a restart applies: as it was, and as the settings have it.
     pairs = {
         "host": (old.host, new.host),
         "port": (old.port, new.port),
@@ -195,11 +188,9 @@ def rebuild_hive(
         "store_requests": (hive.gateway_setup.store, setup.store),
         "workers": (hive.gateway_setup.workers, setup.workers),
     }
-    locked_out = setup.keys_wanted and not setup.keys and not setup.api_key
-    if locked_out:
-        locked = ["no key is left: every request is refused; `skep key add NAME` makes one"]
-    else:
-        locked = []
+    warnings = []
+    if setup.keys_wanted and not setup.keys and not setup.api_key:
+        warnings = ["no key is left: every request is refused; `skep key add NAME` makes one"]
     if nodes is not None:
         launches = nodes.launches(settings, paths, running=running)
         parts["policy"] = hive.policy  # the actors were created with it
@@ -212,18 +203,19 @@ def rebuild_hive(
         replicas=launches,
         **parts,
         left_out=tuple(key for key, (before, after) in pairs.items() if before != after),
-        warnings=tuple(locked),
+        warnings=tuple(warnings),
     )
 
 
 def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
     """Return what the gateway process is told before it listens."""
     gateway = settings.gateway
-    aging_s = gateway.aging_s
-    dead_after_s = gateway.dead_after_s
     return GatewaySetup(
         limits=AdmissionLimits(
-            gateway.max_queue, gateway.max_wait_s, aging_s=aging_s, dead_after_s=dead_after_s
+            gateway.max_queue,
+            gateway.max_wait_s,
+            aging_s=gateway.aging_s,
+            dead_after_s=gateway.dead_after_s,
         ),
         timeouts=Timeouts(
             first_byte_s=gateway.first_byte_timeout_s,
@@ -247,10 +239,9 @@ def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
 
 
 def server_limits(gateway: GatewaySettings) -> ServerLimits:
-    if gateway.address_share_pct is None:
+    share_pct = gateway.address_share_pct
+    if share_pct is None:
         share_pct = 100.0
-    else:
-        share_pct = gateway.address_share_pct
     return ServerLimits(body_bytes=gateway.body_limit_bytes, address_share=share_pct / 100)
 
 
@@ -308,16 +299,13 @@ def run_hive(
             if supervisor.phase == "stopping":
                 deadline.set(supervisor.hive.drain_s + stop_limit_s(supervisor) - HARD_END_LEAD_S)
 
-        def rebuild(wanted: Settings, now: Hive, running: Sequence[Launch]) -> Hive:
-            return rebuild_hive(settings, wanted, now, paths, running, nodes)
+        def rebuild(new_settings: Settings, now: Hive, running: Sequence[Launch]) -> Hive:
+            return rebuild_hive(settings, new_settings, now, paths, running, nodes)
 
         async def supervise() -> None:
-            if nodes is not None:
-                remote = nodes.connect(paths, hive.policy)
-            else:
-                remote = None
+            remote = None if nodes is None else nodes.connect(paths, hive.policy)
             supervisor = Supervisor(hive, listener, changed, rebuild, remote)
-            _stop_when_told(supervisor, parent_fd)
+            _stop_on_signals(supervisor, parent_fd)
             try:
                 await run_with_control(supervisor, paths.socket)
             except Exception as error:
@@ -330,8 +318,8 @@ def run_hive(
             asyncio.run(supervise())
 
 
-def _stop_when_told(supervisor: Supervisor, parent_fd: int | None) -> None:
-    """Stop at a signal, and at once at the end of the pipe."""
+def _stop_on_signals(supervisor: Supervisor, parent_fd: int | None) -> None:
+    """Stop at a signal, and without a drain at the end of the pipe."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.stop)
@@ -344,9 +332,9 @@ def _stop_when_told(supervisor: Supervisor, parent_fd: int | None) -> None:
         loop.add_reader(parent_fd, parent_gone, parent_fd)
 
 
-# The process behind `skep up`: it tells the process that started it how it goes, as JSON lines
+# The process behind `skep up`, which reports to the process that started it, in JSON lines
 
-LOGGED = ("name", "node", "pid", "url", "why")  # keys of a row
+LOGGED_KEYS = ("name", "node", "pid", "url", "why")  # of a row
 
 
 def description(supervisor: Supervisor) -> dict[str, Any]:
@@ -369,12 +357,13 @@ def _log(line: str) -> None:
 
 
 class StartReporter:
-    """Writes to the process that started us, as long as it listens, and what is new to the log."""
+    """Reports to the process that started us, as long as it listens, and logs what is new."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._fd: int | None = fd
-        self._said: dict[str, tuple[object, ...]] = {}
+        self._warnings: set[str] = set()
+        self._logged: dict[str, tuple[object, ...]] = {}  # state and pid, by the row's name
         self._was_ready = False
         self._has_failed = False
 
@@ -395,7 +384,7 @@ class StartReporter:
         self.tell(warning=line)
 
     def failed(self, error: Exception) -> None:
-        """Tell why it does not start, or serves no more. Only the first error is told."""
+        """Send why it does not start, or serves no more; of several errors, the first."""
         if self._has_failed:
             return
         self._has_failed = True
@@ -414,31 +403,35 @@ class StartReporter:
         self.tell(done=done, total=total)
 
     def changed(self, supervisor: Supervisor) -> None:
-        for what in supervisor.left_behind:
-            if self._said.get(what) is None:
-                self._said[what] = (what,)
-                self.warn(what)
+        """Warn of what could not be ended, log rows with a new state, and send all rows."""
+        for text in supervisor.left_behind:
+            if text not in self._warnings:
+                self._warnings.add(text)
+                self.warn(text)
         for row in supervisor.last_rows:
-            who = row["name"]
+            name = row["name"]
             state = (row["state"], row["pid"] if row["state"] == "ready" else None)
-            if self._said.get(who) != state:
-                self._said[who] = state
-                texts = {key: str(row[key]) for key in LOGGED if row.get(key) is not None}
-                words = " ".join(
-                    f'{key}="{text}"' if " " in text else f"{key}={text}"
-                    for key, text in texts.items()
-                )
-                _log(
-                    f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {row['kind']}.{row['state']} {words}"
-                )
+            if self._logged.get(name) != state:
+                self._logged[name] = state
+                _log(_log_line(row))
         self.tell(rows=supervisor.last_rows)
         if supervisor.phase == "ready" and not self._was_ready:
             self._was_ready = True
             self.tell(ready=description(supervisor))
 
 
+def _log_line(row: dict[str, Any]) -> str:
+    fields = []
+    for key in LOGGED_KEYS:
+        if row.get(key) is not None:
+            text = str(row[key])
+            fields.append(f'{key}="{text}"' if " " in text else f"{key}={text}")
+    time = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{time} {row['kind']}.{row['state']} {' '.join(fields)}"
+
+
 def run_detached(nodes_of: Callable[[Settings], RemoteNodes | None]) -> int:
-    """Be that process.
+    """Run that process, and return its exit code.
 
     `nodes_of` returns the nodes of the cluster that the settings name, if any.
     """

@@ -1,4 +1,7 @@
-"""Loading and unloading of models: carries out what `eviction` decides."""
+"""Loading and unloading of models: carries out what `eviction` decides.
+
+Knows the replicas of a model by their states, and nothing of how they are started and ended.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,31 @@ from skep.supervisor.eviction import (
     model_specs,
 )
 from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.replica import Replica
 from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
 
 _now = time.monotonic
 DONE = {ReplicaState.READY, ReplicaState.FAILED}
-TOLD = {
+# The state of a model as the gateway has it; of the other residencies: "unloading".
+GATEWAY_STATES = {
     Residency.LOADING: "loading",
     Residency.OUT: "unloaded",
     Residency.GIVEN_UP: "failed",
-}  # else: "unloading"
+}
 
 
-def unknown_model(model: str, known: Iterable[str]) -> UserError:
-    return UserError(
-        f"skep starts no model `{model}` here", hint=f"known: {', '.join(known) or 'none'}"
-    )
+def unknown_model(model: str, models: Iterable[str]) -> UserError:
+    names = ", ".join(models) or "none"
+    return UserError(f"skep starts no model `{model}` here", hint=f"known: {names}")
 
 
 @dataclass(eq=False, repr=False)
 class ModelLoader:
-    """`status` asks the gateway, `say` tells it something, `changed` is called when the replica
-    table differs.
+    """Feeds events into an `Eviction` and carries out its actions.
+
+    `status` asks the gateway, `say` sends it a message, `changed` is called when the replica table
+    differs.
     """
 
     replica_set: ReplicaSet
@@ -50,13 +56,13 @@ class ModelLoader:
     status: Callable[[], Awaitable[GatewayStatus | None]]
     say: Callable[[LoadFailed], None]
     changed: Callable[[], None]
-    # What the gateway was last told.
+    # As the gateway has it.
     unloaded: dict[str, UnloadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._eviction = Eviction([])
         self._wakeup = asyncio.Event()
-        self._moved = asyncio.Event()  # some model, or may have
+        self._moved = asyncio.Event()  # some model may have another state
         # Replicas that were given up and are about to start again.
         self._restart_pending: set[str] = set()
         self._stopped = False
@@ -64,19 +70,17 @@ class ModelLoader:
     def configure(
         self, launches: Iterable[Launch], budget: MemoryBudget, *, begin: bool = False
     ) -> None:
-        """Set models and memory budget; `begin`: those that are not on demand are being
-        started.
+        """Set models and memory budget. `begin`: the replica set starts by itself those that are
+        not on demand.
         """
         specs = model_specs(launches, budget.room)
         self._do(self._eviction.become(specs, budget, _now()))
         if begin:
-            self._eviction.begin(_now())  # the replica set starts them by itself
-        for spec in () if begin else specs:
-            if not all(
-                one.launch.name in self.replica_set.dormant
-                for one in self.replica_set.of_model(spec.model)
-            ):
-                self._eviction.running(spec.model, _now())
+            self._eviction.begin(_now())
+        else:
+            for spec in specs:
+                if self._awake(self.replica_set.of_model(spec.model)):
+                    self._eviction.started(spec.model, _now())
         self.changed()
 
     def pause(self, *, over: bool = False) -> None:
@@ -92,17 +96,18 @@ class ModelLoader:
 
     def dormant(self) -> dict[str, UnloadedModel]:
         """Return, for the gateway, the models that must be loaded before they can answer."""
-        told: dict[str, UnloadedModel] = {}
+        models: dict[str, UnloadedModel] = {}
         for model, state in self._eviction.states.items():
-            tells = state.residency is not Residency.IN and (state.comes_and_goes or state.gave_up)
-            if tells and not self.replica_set.serves(model):
-                told[model] = UnloadedModel(self._shown(state), state.why)
-        return told
+            may_be_out = state.comes_and_goes or state.gave_up
+            is_out = may_be_out and state.residency is not Residency.IN
+            if is_out and not self.replica_set.serves(model):
+                models[model] = UnloadedModel(self._gateway_state(state), state.why)
+        return models
 
-    def _shown(self, state: ModelState) -> str:
+    def _gateway_state(self, state: ModelState) -> str:
         if state.model in self._eviction.queue:
             return "waiting"
-        return TOLD.get(state.residency, "unloading")
+        return GATEWAY_STATES.get(state.residency, "unloading")
 
     async def run(self) -> None:
         """Ask for figures when they are needed, until cancelled."""
@@ -116,64 +121,74 @@ class ModelLoader:
             asked_at = _now()
             status = await self.status()
             if status is not None and status.models:
-                self._do(self._eviction.told(status.models, asked_at, _now()))
+                self._do(self._eviction.take_figures(status.models, asked_at, _now()))
             else:
                 self._do(self._eviction.settle(_now()))
 
     # Events
 
-    def wanted(self, model: str) -> None:
+    def requested(self, model: str) -> None:
         """Load a model that the gateway has requests for."""
         if not self._stopped and model in self._eviction.states:
-            self._do(self._eviction.wanted(model, _now()))
+            self._do(self._eviction.requested(model, _now()))
 
     def look(self) -> None:
         """Derive the state of each model from its replicas, and act on it; called after every
         change of a replica.
         """
         actions: list[Action] = []
-        for model, state in () if self._stopped else list(self._eviction.states.items()):
-            members = self.replica_set.of_model(model)
-            awake = [
-                member for member in members if member.launch.name not in self.replica_set.dormant
-            ]
-            self._restart_pending -= {
-                one.launch.name for one in awake if one.life.state is not ReplicaState.FAILED
-            }
-            # one about to start again counts as starting, though its task has not run yet
-            found = {
-                ReplicaState.STARTING
-                if one.launch.name in self._restart_pending
-                else one.life.state
-                for one in awake
-            }
-            if state.residency is Residency.DRAINING:
-                # A replica that restarted meanwhile gets nothing either.
-                self.replica_set.hold(model)
-            if state.leaves and members and not found:
-                actions += self._eviction.gone(model, _now())
-            elif found == {ReplicaState.FAILED}:
-                why = next((member.life.why for member in members if member.life.why), None)
-                actions += self._eviction.failed(model, why or "it did not start", _now())
-            elif state.residency is Residency.LOADING and found and found <= DONE:
-                actions += self._eviction.loaded(model, _now())
-            elif state.residency is Residency.GIVEN_UP and found - {
-                ReplicaState.FAILED,
-                ReplicaState.STOPPED,
-            }:
-                self.replica_set.release(model)
-                self._eviction.running(model, _now())
+        if not self._stopped:
+            for state in list(self._eviction.states.values()):
+                actions += self._look_at(state)
         self._carry_out(actions)
         self.unloaded = self.dormant()
         self._wakeup.set()
         self._moved.set()
+
+    def _look_at(self, state: ModelState) -> list[Action]:
+        """Return what follows from the states of a model's replicas."""
+        model = state.model
+        members = self.replica_set.of_model(model)
+        states = self._states_of(self._awake(members))
+        if state.residency is Residency.DRAINING:
+            # A replica that restarted meanwhile gets nothing either.
+            self.replica_set.hold(model)
+        if state.leaves and members and not states:
+            return self._eviction.ended(model, _now())
+        if states == {ReplicaState.FAILED}:
+            why = next((member.life.why for member in members if member.life.why), None)
+            return self._eviction.failed(model, why or "it did not start", _now())
+        if state.residency is Residency.LOADING and states and states <= DONE:
+            return self._eviction.loaded(model, _now())
+        starts_again = states - {ReplicaState.FAILED, ReplicaState.STOPPED}
+        if state.residency is Residency.GIVEN_UP and starts_again:
+            self.replica_set.release(model)
+            self._eviction.started(model, _now())
+        return []
+
+    def _awake(self, members: Iterable[Replica]) -> list[Replica]:
+        dormant = self.replica_set.dormant
+        return [member for member in members if member.launch.name not in dormant]
+
+    def _states_of(self, members: list[Replica]) -> set[ReplicaState]:
+        """Return the states of these replicas. A replica about to start again counts as starting,
+        though its task has not run yet.
+        """
+        states = set()
+        for member in members:
+            name = member.launch.name
+            if member.life.state is not ReplicaState.FAILED:
+                self._restart_pending.discard(name)
+            is_pending = name in self._restart_pending
+            states.add(ReplicaState.STARTING if is_pending else member.life.state)
+        return states
 
     # Commands
 
     async def load(self, model: str, *, wait: bool = False) -> Message:
         state = self._state(model)
         refusals = state.refusals
-        self._do(self._eviction.wanted(model, _now(), asked=True))
+        self._do(self._eviction.requested(model, _now(), by_user=True))
         while wait and state.residency is not Residency.IN and state.refusals == refusals:
             await self._until_moved(state)
         if wait and state.residency is not Residency.IN:
@@ -209,7 +224,7 @@ class ModelLoader:
         return {
             "ok": True,
             "model": state.model,
-            "state": self._shown(state) if out else state.residency.value,
+            "state": self._gateway_state(state) if out else state.residency.value,
         }
 
     def _do(self, actions: list[Action]) -> None:
@@ -220,21 +235,22 @@ class ModelLoader:
         self._wakeup.set()
 
     def _carry_out(self, actions: list[Action]) -> None:
-        for action in () if self._stopped else actions:
-            model = action.model
-            match action.act:
-                case Act.LOAD:
-                    failed = [
-                        one
-                        for one in self.replica_set.of_model(model)
-                        if one.life.state is ReplicaState.FAILED
-                    ]
-                    self._restart_pending |= {one.launch.name for one in failed}
-                    self.replica_set.wake(model)
-                case Act.DRAIN:
-                    self.replica_set.hold(model)
-                case Act.UNLOAD:
-                    self.tasks.create_task(self.replica_set.unload_model(model))
-                case Act.REFUSE:
-                    self.say(LoadFailed(model, action.why, action.retry_after_s))
+        if not self._stopped:
+            for action in actions:
+                self._act(action)
         self._moved.set()
+
+    def _act(self, action: Action) -> None:
+        model = action.model
+        match action.act:
+            case Act.LOAD:
+                members = self.replica_set.of_model(model)
+                failed = [member for member in members if member.life.state is ReplicaState.FAILED]
+                self._restart_pending |= {member.launch.name for member in failed}
+                self.replica_set.wake(model)
+            case Act.DRAIN:
+                self.replica_set.hold(model)
+            case Act.UNLOAD:
+                self.tasks.create_task(self.replica_set.unload_model(model))
+            case Act.REFUSE:
+                self.say(LoadFailed(model, action.why, action.retry_after_s))

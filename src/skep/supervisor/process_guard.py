@@ -1,11 +1,11 @@
-"""The guard: one small process per replica that owns the engine and everything the engine starts.
+"""The guard: one small process per replica that owns the engine and everything it starts.
 
 `python -m skep.supervisor.process_guard --link-fd N --log FILE -- ENGINE ARGS...`
 
 It holds one end of a socket pair whose other end is skep's. When skep dies, however it dies, the
-socket ends and the guard kills the engine with all its descendants: those that left the process
-group too, because the guard is their subreaper and finds them by their parents. A parent-death
-signal alone would reach only the engine itself."""
+socket ends and the guard kills the engine with all its descendants. Those that left the process
+group are among them, because the guard is their subreaper and finds them by their parents; a
+parent-death signal alone would reach only the engine itself."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EngineAddress(Struct, frozen=True, tag_field="event", tag="address"):
 
 class Exited(Struct, frozen=True, tag_field="event", tag="exit"):
     code: int
-    tail: list[str]  # its last words
+    tail: list[str]  # the last lines of its output
 
 
 FromGuard = Spawned | EngineAddress | Exited
@@ -76,7 +76,8 @@ class ProcessGuard:
         self._mark = mark
         self._key_file = key_file
         self._selector = selectors.DefaultSelector()
-        self._inbox = self._report = b""
+        self._inbox = b""  # the beginning of a message of skep
+        self._report = b""  # the beginning of the engine's report of its address
         self._kill_at: float | None = None
 
     def run(self) -> int:
@@ -110,9 +111,8 @@ class ProcessGuard:
                     engine.kill()
         kill_descendants(os.getpid())
         self._key_file.unlink(missing_ok=True)
-        with contextlib.suppress(
-            BlockingIOError
-        ):  # what is left in the pipe: all its writers are dead
+        # The rest of the pipe, whose writers are all dead.
+        with contextlib.suppress(BlockingIOError):
             while data := os.read(engine.stdout.fileno(), 1 << 20):
                 self._log.write(data)
         self._tell(Exited(engine.returncode, self._log.tail))
@@ -123,10 +123,8 @@ class ProcessGuard:
         key = os.environ.get(ENGINE_KEY, "")
         if KEY_FILE_HERE in self._argv:
             write_secret(self._key_file, f"api-key: {json.dumps(key)}\n")
-        stands_for = {KEY_HERE: key, KEY_FILE_HERE: str(self._key_file)}
-        argv = [
-            stands_for.get(part, part).replace(REPORT_FD, str(report_fd)) for part in self._argv
-        ]
+        replaced = {KEY_HERE: key, KEY_FILE_HERE: str(self._key_file)}
+        argv = [replaced.get(word, word).replace(REPORT_FD, str(report_fd)) for word in self._argv]
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -165,8 +163,8 @@ class ProcessGuard:
             os.close(fd)
 
     def _read_output(self, fd: int) -> None:
-        """Read once a round: an engine that floods its output must not delay the news that skep is
-        gone.
+        """Read once a round: an engine that floods its output must not delay the message that
+        skep has ended.
         """
         try:
             data = os.read(fd, 1 << 20)

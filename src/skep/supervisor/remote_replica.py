@@ -1,5 +1,5 @@
-"""A replica that skep did not start: probed over HTTP, then left to the gateway's own health
-checks.
+"""A replica that skep did not start: probed over HTTP until it answers, then left to the gateway's
+own health checks.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from skep.wire.prometheus import count_busy
 
 T = TypeVar("T")
 
-# Of another gateway, by replica.
+# The slots of each replica of another gateway, in its /metrics.
 _SLOTS_OF_GATEWAY = re.compile(r'^skep_slots\{model="([^"\n]*+)".*\} (\d{1,9})', re.MULTILINE)
 PROBE_EVERY_S = 1.0
-MOST_SLOTS = 256  # as vLLM itself has it, where nobody says
-MOST_TOLD_SLOTS = 65_536  # as --slots takes them: a server that says more is not believed
+MOST_SLOTS = 256  # vLLM's own default
+LARGEST_SLOTS = 65_536  # as --slots takes them: a server that says more is not believed
 PROBE_TIMEOUT_S = 5.0
 SHOWN_MODELS = 8
 SHOWN_NAME = 80  # characters of a name that a server gives
 LONGEST_NAME = 1024  # characters of a model's name: the gateway takes no longer one from a client
-# Of a document's values: they are made in one go, and no other thread gets a turn meanwhile.
+# Of a document: while it is parsed, no other thread gets a turn.
 MOST_VALUES = 100_000
 RUNNING = {"vllm:num_requests_running": "vllm", "sglang:num_running_reqs": "sglang"}  # in /metrics
 
@@ -78,10 +78,9 @@ class UpstreamReplica(ReplicaMember):
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until stopped: probe every second until there is an answer,
-        then wait for `restart`.
-        """
-        self._running, self.life.state = asyncio.current_task(), ReplicaState.STARTING
+        """Run until stopped: probe every second until it answers, then wait for `restart`."""
+        self._running = asyncio.current_task()
+        self.life.state = ReplicaState.STARTING
         try:
             while not self._stopping:
                 await self._look()
@@ -92,6 +91,7 @@ class UpstreamReplica(ReplicaMember):
             self.become(ReplicaState.STOPPED, self.life.why)
 
     async def _look(self) -> None:
+        """Probe it unless it is ready, then wait until the next look is due."""
         self._wake.clear()
         if self.life.state is ReplicaState.STARTING:
             try:
@@ -127,14 +127,23 @@ async def probe_upstream(launch: Launch) -> UpstreamInfo:
     finally:
         await pool.close()
     entry = listed.get(model, {})
-    told = entry.get("skep")  # another skep says so, the fake engine has its name
-    simulated = (
-        bool(isinstance(told, dict) and told.get("simulated"))
-        or entry.get("owned_by") == "skep-fake"
+    return UpstreamInfo(
+        model=model,
+        name=name,
+        confirms=confirms,
+        release_bound_s=30.0 if confirms else 5.0,
+        health_path=launch.health_path or "/health",
+        simulated=_is_simulated(entry),
+        note=note,
     )
-    bound_s = 30.0 if confirms else 5.0
-    health_path = launch.health_path or "/health"
-    return UpstreamInfo(model, name, confirms, bound_s, health_path, simulated, note)
+
+
+def _is_simulated(entry: Mapping[str, Any]) -> bool:
+    """Return whether a list of models says so, as another skep and the fake engine do."""
+    if entry.get("owned_by") == "skep-fake":
+        return True
+    facts = entry.get("skep")
+    return isinstance(facts, dict) and bool(facts.get("simulated"))
 
 
 async def _fetch_models(pool: Pool, headers: Mapping[str, str]) -> HttpResponse:
@@ -188,23 +197,24 @@ def _object(text: str) -> dict[str, Any]:
     return {}
 
 
-def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
-    """Return the model, and a note where the server does not list it."""
-    names = [one_line(name, SHOWN_NAME) for name in listed[:SHOWN_MODELS]]
-    shown = ", ".join(names) + (", ..." if len(listed) > SHOWN_MODELS else "")
-    if wanted:
-        return (
-            wanted,
-            f"it does not list `{wanted}`; it lists {shown}"
-            if listed and wanted not in listed
-            else None,
+def _choose(given: str, listed: list[str]) -> tuple[str, str | None]:
+    """Return the model, and a note where the server does not list it.
+
+    `given` is the model of the settings; empty: the only one that is listed.
+    """
+    names = ", ".join(one_line(name, SHOWN_NAME) for name in listed[:SHOWN_MODELS])
+    if len(listed) > SHOWN_MODELS:
+        names += ", ..."
+    if given and listed and given not in listed:
+        return given, f"it does not list `{given}`; it lists {names}"
+    if given:
+        return given, None
+    if not listed:
+        raise UpstreamUnavailable("it serves no model")
+    if len(listed) > 1:
+        raise UpstreamUnavailable(
+            f"it serves {len(listed)} models ({names}): choose one with `model`"
         )
-    if len(listed) != 1:
-        if listed:
-            what = f"it serves {len(listed)} models ({shown}): choose one with `model`"
-        else:
-            what = "it serves no model"
-        raise UpstreamUnavailable(what)
     return listed[0], None
 
 
@@ -226,13 +236,9 @@ def _engine_of_metrics(text: str) -> str | None:
 async def ask_slots(
     url: str, key_env: str | None = None, model: str | None = None
 ) -> tuple[int, str] | None:
-    """Return how many sequences a server decodes at a time, and where it says so; None: it cannot
-    be asked.
-
-    vLLM does not tell: it is taken as many tasks of an agent as its KV cache holds.
+    """Return how many sequences a server decodes at a time, and where it says so; None: it does
+    not say. Raise UserError where it does not answer.
     """
-    from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
-
     origin, prefix = parse_url(url, name="upstream")
     pool = Pool(
         origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.removesuffix("/v1").encode()
@@ -240,14 +246,14 @@ async def ask_slots(
     key = os.environ.get(key_env, "") if key_env else ""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        await _fetch_models(pool, headers)  # is anybody there?
+        await _fetch_models(pool, headers)  # raises where nobody answers
         for path, name in (
             ("/props", "total_slots"),
             ("/get_server_info", "max_running_requests"),
         ):
             document = await _ask(pool, path, headers, _object) or {}
             count = document.get(name)
-            if isinstance(count, int) and 1 <= count <= MOST_TOLD_SLOTS:
+            if isinstance(count, int) and 1 <= count <= LARGEST_SLOTS:
                 return count, f"{path} of {url}"
         text = await _ask(pool, "/metrics", headers, str) or ""
     except WireFailure as failure:
@@ -257,21 +263,35 @@ async def ask_slots(
         ) from None
     finally:
         await pool.close()
-    rows = _SLOTS_OF_GATEWAY.findall(text)
-    if model is not None or len({name for name, _ in rows}) == 1:
-        total = sum(int(count) for name, count in rows if model in (None, name))
-        if 1 <= total <= MOST_TOLD_SLOTS:
-            return total, f"/metrics of {url}"
-    config = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
-    if config:
-        sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d{1,15})"', config[1]))
-    else:
-        sizes = {}
+    total = _slots_of_gateway(text, model)
+    if 1 <= total <= LARGEST_SLOTS:
+        return total, f"/metrics of {url}"
+    return _slots_of_vllm(text)
+
+
+def _slots_of_gateway(metrics: str, model: str | None) -> int:
+    """Return the slots of a model of another gateway, or of its only model; 0: unknown."""
+    rows = _SLOTS_OF_GATEWAY.findall(metrics)
+    if model is None and len({name for name, _ in rows}) != 1:
+        return 0
+    return sum(int(count) for name, count in rows if model in (None, name))
+
+
+def _slots_of_vllm(metrics: str) -> tuple[int, str] | None:
+    """Return as many slots as vLLM's KV cache holds tasks of an agent: it does not say how many
+    sequences it decodes at a time.
+    """
+    from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
+
+    config = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
+    if config is None:
+        return None
+    sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d{1,15})"', config[1]))
     tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
+    if not tokens:
+        return None
     slots = max(1, min(MOST_SLOTS, tokens // (AGENT_INPUT_TOKENS + AGENT_OUTPUT_TOKENS)))
-    if tokens:
-        return (slots, f"the {tokens:,} tokens of its KV cache")
-    return None
+    return slots, f"the {tokens:,} tokens of its KV cache"
 
 
 def _versioned(name: str, document: dict[str, Any] | None, field: str) -> str:

@@ -1,5 +1,5 @@
-"""One replica: starts its guard process, probes, warms up, and carries out what its `Lifecycle`
-decides.
+"""One replica of this machine: starts its guard process, probes, warms up, and carries out what
+its `Lifecycle` decides. Knows no other replica but by the order in which they start.
 """
 
 from __future__ import annotations
@@ -39,16 +39,12 @@ from skep.wire.heads import Origin, parse_url
 from skep.wire.json_pipe import JsonPipe, start_linked
 from skep.wire.listen import cannot_listen, claim_port, free_port, is_final, refusal_of
 
-ENDED_BY_US = (
-    0,
-    -signal.SIGTERM,
-    -signal.SIGKILL,
-    128 + signal.SIGTERM,
-)  # exit codes of a process that skep ended
+# Exit codes of a process that skep ended.
+ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
 PROBE_EVERY_S = 0.1
 WARM_UP_TOKENS = 8
 
-Event = Callable[[float], ToDo | Awaitable[ToDo]]  # handed the time
+Event = Callable[[float], ToDo | Awaitable[ToDo]]  # is called with the time
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
@@ -111,32 +107,31 @@ class ReplicaMember:
         raise NotImplementedError
 
     async def log_since(self, offset: int | None, lines: int) -> object:  # noqa: ARG002
-        """Return the last lines of a log elsewhere, or what came since `offset`; None: the log is
+        """Return the last lines of a log elsewhere, or what follows the `offset`; None: the log is
         a file here.
         """
         return None
 
     def become(self, state: ReplicaState, why: str | None) -> None:
         """Set the state of a replica that somebody else starts."""
-        self.life.state, self.life.why = state, why
+        self.life.state = state
+        self.life.why = why
         self.changed()
 
 
 class StartOrder:
     """The order in which replicas of one machine start, their ports and their environment.
 
-    Replicas that share a card start one after the other: an engine measures the free memory of its
-    cards while it starts. `ports`: the range that engines may use, shared with other programs on
-    this machine; None: any port."""
+    Replicas that share a card start one after the other, because an engine measures the free
+    memory of its cards while it starts. `ports` is the range that engines may use, shared with
+    other programs on this machine; None: any port."""
 
     def __init__(self, ports: range | None = None) -> None:
         self._ports = ports
-        self._held: dict[
-            str, tuple[int, socket.socket]
-        ] = {}  # by replica: its port, and the socket that claims it
-        self.line: dict[
-            str, frozenset[int]
-        ] = {}  # replicas that start or wait to, in order, with their cards
+        # By replica: its port, and the socket that claims it.
+        self._claims: dict[str, tuple[int, socket.socket]] = {}
+        # Replicas that start or wait to, in order, with their cards.
+        self._queue: dict[str, frozenset[int]] = {}
         self._moved = asyncio.Event()
         self._secrets = {GATEWAY_KEY, ENGINE_KEY}
 
@@ -145,15 +140,19 @@ class StartOrder:
     def may_start(self, launch: Launch) -> bool:
         """Return whether no replica earlier in the queue uses its cards.
 
-        It stays in the queue until it is `done`.
+        It gets a place in the queue, which it keeps until it is `done`.
         """
-        cards = self.line.setdefault(launch.name, frozenset(launch.gpus))
-        for name, others in self.line.items():
+        cards = self._queue.setdefault(launch.name, frozenset(launch.gpus))
+        for name, earlier_cards in self._queue.items():
             if name == launch.name:
                 return True
-            if not cards.isdisjoint(others):
+            if not cards.isdisjoint(earlier_cards):
                 return False
         return True
+
+    def holds(self, name: str) -> bool:
+        """Return whether it starts or waits to."""
+        return name in self._queue
 
     async def await_turn(self, launch: Launch) -> None:
         while not self.may_start(launch):
@@ -163,7 +162,7 @@ class StartOrder:
     def done(self, names: Iterable[str]) -> None:
         """Remove replicas from the queue: they are ready, dead or given up."""
         for name in names:
-            if self.line.pop(name, None) is not None:
+            if self._queue.pop(name, None) is not None:
                 self._moved.set()
 
     # Environment and ports
@@ -181,8 +180,8 @@ class StartOrder:
     def environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name not in self._secrets}
 
-    def port_for(self, launch: Launch, *, finds_one: bool) -> int:
-        """Return a port; 0 where the engine finds one itself (`finds_one`).
+    def port_for(self, launch: Launch, *, reports_address: bool) -> int:
+        """Return a port; 0 where the engine chooses one and reports it.
 
         Raise EngineError where all are taken.
         """
@@ -190,26 +189,26 @@ class StartOrder:
             return launch.port
         if self._ports is not None:
             return self._claimed(launch.name, launch.host, self._ports)
-        if finds_one:
+        if reports_address:
             return 0
         return free_port(launch.host)
 
     def close(self) -> None:
         """Give up all claimed ports."""
-        for _, claim in self._held.values():
+        for _, claim in self._claims.values():
             claim.close()
-        self._held.clear()
+        self._claims.clear()
 
     def _claimed(self, name: str, host: str, ports: range) -> int:
         """Claim the first free port after the replica's last one, which may still be in use."""
         begin = 0
-        if name in self._held:
-            before, claimed = self._held.pop(name)
-            claimed.close()
-            begin = ports.index(before) + 1
+        if name in self._claims:
+            last_port, last_claim = self._claims.pop(name)
+            last_claim.close()
+            begin = ports.index(last_port) + 1
         for port in chain(ports[begin:], ports[:begin]):
             if (claim := claim_port(host, port)) is not None:
-                self._held[name] = port, claim
+                self._claims[name] = (port, claim)
                 return port
         hint = "stop what listens there, or start the node with another --port"
         raise EngineError(
@@ -229,7 +228,8 @@ def explain_exit(
 class Replica(ReplicaMember):
     """One launch, kept running.
 
-    `launch` is as configured; `started`, what was started, differs after a fallback.
+    `launch` is as configured; `started`, which the engine was started with, differs from it after
+    a fallback.
     """
 
     launch: Launch
@@ -242,23 +242,20 @@ class Replica(ReplicaMember):
 
     def __post_init__(self, policy: RestartPolicy | None) -> None:
         self.life: Lifecycle = Lifecycle(policy)
-        self.diagnosis: Diagnosis | None = (
-            None  # of its last exit; None: skep ended it, and `life.why` says why
-        )
-        # the `;` keeps one name from beginning another
+        # Of its last exit; None: skep ended it, and `life.why` says why.
+        self.diagnosis: Diagnosis | None = None
+        # The `;` keeps the mark of one name from being the beginning of another's.
         self.mark = f"{self.log.parent}:{self.launch.name};"
         self._link: JsonPipe[FromGuard] | None = None  # to the guard of the present process
-        self._turn: asyncio.Task[None] | None = (
-            None  # waits for other replicas that start on its cards
-        )
+        # Waits for other replicas that start on its cards.
+        self._turn: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
-        self._checked: tuple[Launch, str] | None = (
-            None  # the launch and the engine that `checks` are of
-        )
+        # The launch and the engine that `checks` are of.
+        self._checked: tuple[Launch, str] | None = None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        # Processes that the kernel killed for lack of memory.
-        self._killed_before = read_oom_kills()
+        # Processes that the kernel has killed for lack of memory.
+        self._oom_kills = read_oom_kills()
         self._fell_back: list[str] = []  # changes taken since the start, in order
         self._fallback: dict[str, Any] = {}  # fields of the launch that they changed
         self._loop = asyncio.get_running_loop()
@@ -288,21 +285,21 @@ class Replica(ReplicaMember):
         async with asyncio.TaskGroup() as tasks:
             await self._carry_out(self.life.start(self._loop.time()), tasks)
             while not (self.life.state is ReplicaState.STOPPED and self.pid is None):
+                event: Event
                 try:
                     async with asyncio.timeout_at(self.life.due_at):
                         event = await self._events.get()
                 except TimeoutError:
-                    found: ToDo | Awaitable[ToDo] = self.life.tick(self._loop.time())
-                else:
-                    found = event(self._loop.time())
-                await self._carry_out(
-                    await found if isinstance(found, Awaitable) else found, tasks
-                )
+                    event = self.life.tick
+                action = event(self._loop.time())
+                if isinstance(action, Awaitable):
+                    action = await action
+                await self._carry_out(action, tasks)
                 self.changed()
 
     def _of(self, link: JsonPipe[FromGuard] | None, event: Event) -> Event:
-        """Return the event of the process behind this link: it is nothing once another process has
-        replaced that.
+        """Return the event for the process behind this link: once another process has replaced
+        that, nothing follows from it.
         """
         return lambda now: event(now) if link is self._link else None
 
@@ -325,37 +322,41 @@ class Replica(ReplicaMember):
         self.pid = self._link = None
         self.life.vanished()
         self.changed()
-        before = self._killed_before
-        self._killed_before = (after := read_oom_kills())
+        oom_kills = self._new_oom_kills()
         by_itself = code not in ENDED_BY_US
         if self.life.being_ended and not by_itself:  # nothing has to be explained
             return self.life.exited("ended by skep", self._loop.time())
-        if before is None or after is None:
-            oom_kills = None
-        else:
-            oom_kills = after - before
-        self.diagnosis = found = await self._explain(code, tail, oom_kills=oom_kills)
+        diagnosis = await self._explain(code, tail, oom_kills=oom_kills)
+        self.diagnosis = diagnosis
         now = self._loop.time()
-        if not self.life.being_ended and self._fall_back(found):
-            return self.life.restart_changed(f"{found.cause}; again with {found.changed}", now)
-        return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
+        if not self.life.being_ended and self._fall_back(diagnosis):
+            why = f"{diagnosis.cause}; again with {diagnosis.changed}"
+            return self.life.restart_changed(why, now)
+        return self.life.exited(str(diagnosis), now, final=diagnosis.final, by_itself=by_itself)
+
+    def _new_oom_kills(self) -> int | None:
+        """Return how many processes the kernel killed since the last call; None: it does not
+        count.
+        """
+        before = self._oom_kills
+        self._oom_kills = read_oom_kills()
+        if before is None or self._oom_kills is None:
+            return None
+        return self._oom_kills - before
 
     async def _explain(
         self, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
     ) -> Diagnosis:
-        """Return the cause of an exit.
-
-        A rule that fails costs the explanation and nothing else.
-        """
+        """Return the cause of an exit. A rule that raises costs only the explanation."""
         try:
             return await asyncio.to_thread(
                 self.explain, self.started, code, tail, oom_kills=oom_kills
             )
         except Exception as error:
-            said = "; ".join(line.strip() for line in tail[-1:])
+            last_line = tail[-1].strip() if tail else ""
             return Diagnosis(
                 f"exit code {code}, not explained: {type(error).__name__}",
-                evidence=said[:200] or None,
+                evidence=last_line[:200] or None,
             )
 
     async def _carry_out(self, action: ToDo, tasks: asyncio.TaskGroup) -> None:
@@ -379,19 +380,17 @@ class Replica(ReplicaMember):
             case LifecycleAction.WATCH:
                 self._watching = tasks.create_task(self._watch(self.life.url or ""))
 
-    def _fall_back(self, found: Diagnosis) -> bool:
+    def _fall_back(self, diagnosis: Diagnosis) -> bool:
         """Take the change that the diagnosis offers, where fallbacks are allowed.
 
         Return whether it was taken.
         """
-        if (
-            found.change is None
-            or found.changed is None
-            or len(self._fell_back) >= self.life.policy.fallbacks
-        ):
+        if diagnosis.change is None or diagnosis.changed is None:
             return False
-        self._fell_back.append(found.changed)
-        new = msgspec.structs.asdict(found.change)
+        if len(self._fell_back) >= self.life.policy.fallbacks:
+            return False
+        self._fell_back.append(diagnosis.changed)
+        new = msgspec.structs.asdict(diagnosis.change)
         self._fallback = {
             name: value for name, value in new.items() if value != getattr(self.launch, name)
         }
@@ -404,7 +403,7 @@ class Replica(ReplicaMember):
             self._exited(*refused)
             return
         try:
-            port = self.start_order.port_for(launch, finds_one=self.engine.reports_address)
+            port = self.start_order.port_for(launch, reports_address=self.engine.reports_address)
         except EngineError as error:
             self._exited(1, [f"error: {error.message}; {error.hint}"])
             return
@@ -414,10 +413,8 @@ class Replica(ReplicaMember):
             args = ["--log", str(self.log), "--mark", self.mark, "--", *self.engine.argv(launch)]
             env = {**self.start_order.environment(), **self.engine.environment(launch)}
             guard, self._link = await start_linked(program, FromGuard, *args, env=env)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # no process could be started, or an argument cannot be passed
+        except (OSError, ValueError) as error:
+            # No process could be started, or an argument cannot be passed.
             why = getattr(error, "strerror", None) or str(error)
             self._exited(1, [f"error: the guard process cannot be started: {why}"])
             return
@@ -456,12 +453,13 @@ class Replica(ReplicaMember):
         self, url: str, timeout_s: float, body: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Ask for its health; with a `body`, for a chat completion."""
-        method, path = (
-            ("GET", self.engine.health_path) if body is None else ("POST", "/v1/chat/completions")
-        )
-        headers = key_headers(self.launch)
         return await fetch_once(
-            parse_url(url)[0], method, path, body=body, headers=headers, timeout_s=timeout_s
+            parse_url(url)[0],
+            "GET" if body is None else "POST",
+            self.engine.health_path if body is None else "/v1/chat/completions",
+            body=body,
+            headers=key_headers(self.launch),
+            timeout_s=timeout_s,
         )
 
     async def _probe(self, url: str, link: JsonPipe[FromGuard] | None) -> None:
@@ -505,48 +503,49 @@ class Replica(ReplicaMember):
                 await self._check(link, tasks)
                 self._events.put_nowait(self._of(link, self.life.warmed))
                 return
-            said = answer.body[:2000].decode(errors="replace")
-            self.diagnosis = found = await self._explain(None, said.splitlines())
-            if found.remedy is None:
-                why = f"HTTP {answer.status} {said[:200]}"
+            text = answer.body[:2000].decode(errors="replace")
+            self.diagnosis = await self._explain(None, text.splitlines())
+            if self.diagnosis.remedy is None:
+                why = f"HTTP {answer.status} {text[:200]}"
             else:
-                why = str(found)
+                why = str(self.diagnosis)
         self._events.put_nowait(self._of(link, lambda _now: self.life.warm_up_failed(why)))
 
     async def _check(self, link: JsonPipe[FromGuard] | None, tasks: asyncio.TaskGroup) -> None:
         """Check what agents need of this process, once. Return when that is done, or when the
         replica should serve.
 
-        The same launch of the same engine is not checked again: a restart after a crash loses no
-        time."""
+        The same launch of the same engine is not checked again, so that a restart after a crash
+        loses no time."""
         checked = (self.started, self.about)
-        longest_s = self.life.policy.checked_before_ready_s
-        if self.engine.simulated or longest_s is None or self._checked == checked:
+        limit_s = self.life.policy.checked_before_ready_s
+        if self.engine.simulated or limit_s is None or self._checked == checked:
             return
 
-        def tell(check: AgentCheck) -> None:
+        def add(check: AgentCheck) -> None:
             if self._link is link:
                 self.checks = (*self.checks, check)
                 self.changed()
 
         async def check(url: str) -> None:
             self.checks = ()
-            checks = await check_for_agents(CheckedEndpoint.of(self.started, url), tell=tell)
+            checks = await check_for_agents(CheckedEndpoint.of(self.started, url), tell=add)
             if self._link is link and all(check.answered for check in checks):
                 self._checked = checked
 
         self._checking = tasks.create_task(check(self.life.url or ""))
-        left_s = (self.life.due_at or self._loop.time()) - self._loop.time()
-        if self.launch.on_demand:
-            wait_s = 0.0
-        else:
-            wait_s = min(longest_s, left_s / 2)
+        wait_s = 0.0
+        if not self.launch.on_demand:
+            now = self._loop.time()
+            until_deadline_s = (self.life.due_at or now) - now
+            wait_s = min(limit_s, until_deadline_s / 2)
         await asyncio.wait({self._checking}, timeout=wait_s)
 
 
 def _refused(launch: Launch) -> tuple[int, list[str]] | None:
-    """Return the exit of an engine whose address is taken: another server there would be mistaken
-    for it.
+    """Return the exit of an engine whose address is taken; None: it is free.
+
+    The engine is not started then: the other server there would be mistaken for it.
     """
     error = refusal_of(launch.host, launch.port)
     if error is not None and is_final(error):

@@ -23,9 +23,8 @@ from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.remote_replica import UpstreamReplica
 from skep.supervisor.replica import Replica, ReplicaMember, StartOrder
 
-RemoteReplicaFactory = Callable[
-    [Launch, Callable[[], None]], ReplicaMember
-]  # for launches that have a `place`
+# For launches that have a `place`.
+RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]
 
 
 class ReplicaChanges(msgspec.Struct, frozen=True):
@@ -41,27 +40,28 @@ class ReplicaChanges(msgspec.Struct, frozen=True):
     unchanged: tuple[str, ...] = ()
 
 
-def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChanges:
+def changes(running: Iterable[Launch], planned: Iterable[Launch]) -> ReplicaChanges:
+    """Return what has to change so that `planned` runs."""
     old = {launch.name: launch for launch in running}
-    new = {launch.name: launch for launch in wanted}
-    sorts: dict[str, list[str]] = {name: [] for name in ReplicaChanges.__struct_fields__}
-    sorts["removed"] = [name for name in old if name not in new]
+    new = {launch.name: launch for launch in planned}
+    names: dict[str, list[str]] = {kind: [] for kind in ReplicaChanges.__struct_fields__}
+    names["removed"] = [name for name in old if name not in new]
     for name, launch in new.items():
-        before = old.get(name)
-        if before is None or before == launch:
-            sort = "added" if before is None else "unchanged"
-        else:
-            if (
-                before.place is not None and launch.place is not None
-            ):  # its place only matters at the next start
-                before = replace(before, place=None)
-                launch = replace(launch, place=None)  # noqa: PLW2901
-            if before.same_process(launch):
-                sort = "adjusted"
-            else:
-                sort = "changed"
-        sorts[sort].append(name)
-    return ReplicaChanges(**{key: tuple(names) for key, names in sorts.items()})
+        names[_kind_of_change(old.get(name), launch)].append(name)
+    return ReplicaChanges(**{kind: tuple(of_kind) for kind, of_kind in names.items()})
+
+
+def _kind_of_change(before: Launch | None, after: Launch) -> str:
+    """Return the field of ReplicaChanges that the replica belongs to."""
+    if before is None:
+        return "added"
+    if before == after:
+        return "unchanged"
+    if before.place is not None and after.place is not None:
+        # Its place only matters at the next start.
+        before = replace(before, place=None)
+        after = replace(after, place=None)
+    return "adjusted" if before.same_process(after) else "changed"
 
 
 REST_POLL_S = 0.1
@@ -125,7 +125,7 @@ class ReplicaSet:
             if name in self._paused:
                 return "paused"
             return "unloaded"
-        if life.state is ReplicaState.STOPPED and name in self._start_order.line:
+        if life.state is ReplicaState.STOPPED and self._start_order.holds(name):
             if self._start_order.may_start(member.launch):
                 return "starting"
             return "waiting"
@@ -282,13 +282,13 @@ class ReplicaSet:
         plan: ReplicaChanges,
         new: Iterable[Launch],
         drain_s: float,
-        known: Callable[[], None],
+        listed: Callable[[], None],
         *,
         patient: bool,
     ) -> None:
         """Remove, then change one after the other (so that a model stays served), then add.
 
-        `known` is called once new on-demand replicas are listed. `patient`: wait for those that
+        `listed` is called once new on-demand replicas are listed. `patient`: wait for those that
         start, or raise."""
         launches = {launch.name: launch for launch in new}
         awake = {launch.model for launch in launches.values() if not launch.on_demand}
@@ -307,7 +307,7 @@ class ReplicaSet:
                     self.changed()
             if dormant:
                 self.add_replicas([launches[name] for name in dormant], asleep=True)
-                known()
+                listed()
             await asyncio.gather(*(self.remove_replica(name, drain_s) for name in plan.removed))
             for name in plan.changed:
                 drained = self._drained & {name}
@@ -453,20 +453,9 @@ def replica_spec(member: ReplicaMember, *, draining: bool = False) -> ReplicaSpe
     launch = member.launch
     engine = member.engine
     started = member.started
-    if started.soft_slots is None:
-        soft_slots = None
-    else:
-        soft_slots = min(started.soft_slots, started.slots)
-    # What decides about its speed, for benchmarks. Empty: not all is known, as with arguments in
-    # `extra`.
-    known = not (started.engine == "remote" or engine.simulated or started.extra)
-    if known:
-        speed = {
-            "checkpoint": started.checkpoint or started.model,
-            **started.options.speed_words(),
-        }
-    else:
-        speed = {}
+    soft_slots = started.soft_slots
+    if soft_slots is not None:
+        soft_slots = min(soft_slots, started.slots)
     return ReplicaSpec(
         name=launch.name,
         model=member.model,
@@ -483,8 +472,19 @@ def replica_spec(member: ReplicaMember, *, draining: bool = False) -> ReplicaSpe
         draining=draining,
         context=started.context_tokens or None,
         authorization=started.authorization,
-        setup=speed,
+        setup=_speed_setup(member),
         checks=check_documents(member.checks),
         modalities=modalities_of(started),
         preset=started.preset,
     )
+
+
+def _speed_setup(member: ReplicaMember) -> dict[str, str]:
+    """Return what decides about its speed, for benchmarks; empty: not all of it is known, as with
+    arguments in `extra`.
+    """
+    started = member.started
+    if started.engine == "remote" or member.engine.simulated or started.extra:
+        return {}
+    checkpoint = started.checkpoint or started.model
+    return {"checkpoint": checkpoint, **started.options.speed_words()}

@@ -1,6 +1,5 @@
-"""A hive that holds the lock and answers nobody: it is starting, or stuck.
-
-How to tell it, and how to end it.
+"""A hive that holds the lock and answers nobody: it is starting, or stuck. Recognises it by its
+lock, and ends it by signals.
 """
 
 from __future__ import annotations
@@ -29,9 +28,11 @@ class SilentHive(EngineError):
 
 
 def silent_holder(paths: Paths) -> SilentHive | None:
-    """Return what to say of a process that holds the lock; None where nobody does."""
+    """Return the error for a process that holds the lock; None where nobody does."""
     pid = lock_holder(paths.lock)
-    return None if pid is None else SilentHive(pid)
+    if pid is None:
+        return None
+    return SilentHive(pid)
 
 
 def end_silent_hive(paths: Paths, limit_s: float, tell: Callable[[str], object]) -> bool:
@@ -44,15 +45,14 @@ def end_silent_hive(paths: Paths, limit_s: float, tell: Callable[[str], object])
     tell(f"skep (pid {pid}) does not answer: sending SIGTERM, then SIGKILL after {limit_s:g} s")
     family = process_family(pid)
     _signal(pid, signal.SIGTERM)
-    _signal(pid, signal.SIGCONT)  # one that is stopped would not hear of it
+    _signal(pid, signal.SIGCONT)  # a stopped process gets no signal before it goes on
     obeyed = _have_ended({pid: family.get(pid, "")}, limit_s)
     kill_family(family)
     kill_marked(f"{paths.logs}:")
-    tell(
-        f"skep (pid {pid}) ended by SIGTERM"
-        if obeyed
-        else f"skep (pid {pid}) was killed with all it had started"
-    )
+    if obeyed:
+        tell(f"skep (pid {pid}) ended by SIGTERM")
+    else:
+        tell(f"skep (pid {pid}) was killed with all it had started")
     return True
 
 
@@ -66,26 +66,25 @@ def process_family(pid: int) -> dict[int, str]:
 
 
 def kill_family(family: Mapping[int, str]) -> None:
-    """SIGKILL the first of a family, whose guards then end its engines.
-
-    After a while SIGKILL also what is left.
+    """SIGKILL the first of a family, whose guards then end its engines; after GUARDS_S, SIGKILL
+    also those that are still alive.
     """
     for killed in (list(family)[:1], list(family)):
-        for pid in _left_of(family):
+        for pid in _alive_of(family):
             if pid in killed:
                 _signal(pid, signal.SIGKILL)
         if _have_ended(family, GUARDS_S):
             return
 
 
-def _left_of(family: Mapping[int, str]) -> list[int]:
+def _alive_of(family: Mapping[int, str]) -> list[int]:
     alive = living()
     return [pid for pid, begun in family.items() if pid in alive and alive[pid][1] == begun]
 
 
 def _have_ended(family: Mapping[int, str], limit_s: float) -> bool:
     deadline = time.monotonic() + limit_s
-    while _left_of(family):
+    while _alive_of(family):
         if time.monotonic() >= deadline:
             return False
         time.sleep(POLL_S)

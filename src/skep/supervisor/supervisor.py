@@ -1,6 +1,5 @@
-"""The supervisor: owns the replicas, the gateway process and the control socket.
-
-No request passes through it.
+"""The supervisor: owns the replicas, the gateway process and the monitor. No request passes
+through it; it knows the gateway's figures only as the gateway reports them.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Hive(msgspec.Struct, frozen=True):
     engine_key: str = ""  # the key of the engines on this machine; empty: none
 
     def __repr__(self) -> str:
-        """Return it without the key of the engines: this text may end in a log."""
+        """Leave out the key of the engines: this text may end in a log."""
         return f"Hive({self.url!r}, {self.replicas!r})"
 
     @property
@@ -73,9 +72,8 @@ class Hive(msgspec.Struct, frozen=True):
         return MemoryBudget(dict(self.room), self.settings.max_loaded)
 
 
-Rebuild = Callable[
-    [Settings, Hive, Sequence[Launch]], Hive
-]  # from settings, the present hive, and what runs
+# From settings, the present hive, and what runs.
+Rebuild = Callable[[Settings, Hive, Sequence[Launch]], Hive]
 
 
 class BackgroundService(Protocol):
@@ -124,37 +122,41 @@ class Supervisor:
         self._hurry = asyncio.Event()
         self._remote_failed: SkepError | None = None
         self.paused_for: str | None = None  # what uses the machine, in words; None: not paused
-        self._watched = False  # the monitor ran when the pause began
+        self._monitor_ran = False  # when the pause began
         self._resuming: asyncio.Task[SkepError | None] | None = None
         self._tasks = asyncio.TaskGroup()
-        self._begun = ""  # the change under way
-        self._carrying: asyncio.Task[SkepError | None] | None = None
-        self._was_changed = (
-            False  # by the user, who may change it again where no replica is left that serves
-        )
+        self._change = ""  # under way, in words; empty: none
+        self._changing: asyncio.Task[SkepError | None] | None = None
+        # By the user, who may change it again where no replica serves any more.
+        self._was_changed = False
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
-        self.last_rows: list[
-            Message
-        ] = []  # of `skep ps`, as of the last change, without the figures of the gateway
+        # Of `skep ps`, as of the last change, without the figures of the gateway.
+        self.last_rows: list[Message] = []
         hive = self.hive
-        tasks = self._tasks
-        if self.remote is None:
-            elsewhere = None
-        else:
-            elsewhere = self.remote.member
         self.replica_set = ReplicaSet(
-            tasks, hive.log_dir, hive.policy, self._changed, self.busy, elsewhere
+            self._tasks,
+            hive.log_dir,
+            hive.policy,
+            changed=self._changed,
+            busy=self.busy,
+            elsewhere=None if self.remote is None else self.remote.member,
         )
-        argv = list(hive.gateway_argv)
-        log = hive.log_dir / "gateway.log"
-        self.gateway = GatewayChild(argv, self.listener, hive.gateway_setup, log, self._changed)
-        status = self.gateway.status
-        say = self.gateway.say
+        self.gateway = GatewayChild(
+            list(hive.gateway_argv),
+            self.listener,
+            hive.gateway_setup,
+            log=hive.log_dir / "gateway.log",
+            changed=self._changed,
+        )
         self.loader = ModelLoader(
-            self.replica_set, tasks, status=status, say=say, changed=self._changed
+            self.replica_set,
+            self._tasks,
+            status=self.gateway.status,
+            say=self.gateway.say,
+            changed=self._changed,
         )
-        self.gateway.wanted = self.loader.wanted
+        self.gateway.load_requested = self.loader.requested
         self.gateway.environment = self._gateway_environment
         self.replica_set.hide_variables(hive.settings.secret_variables)
         self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=False)
@@ -188,8 +190,8 @@ class Supervisor:
                 try:
                     failure = await self._serve(tasks)
                 finally:
+                    # Also where an error ends the tasks: `notify` sets a deadline for the end.
                     self.phase = "stopping"
-                    # also where an error ends the tasks: who listens bounds the end
                     self._changed()
         finally:
             await self.monitor.stop()
@@ -215,19 +217,21 @@ class Supervisor:
         await self._begin_to_stop()
         loader.cancel()
         await self.replica_set.end_all()
-        if self.remote is not None and (left := await self.remote.stop()) is not None:
-            self.left_behind = (left,)
+        if self.remote is not None:
+            not_ended = await self.remote.stop()
+            if not_ended is not None:
+                self.left_behind = (not_ended,)
         remote.cancel()
         await self.gateway.stop()
         gateway.cancel()
         return failure
 
     async def _begin_to_stop(self) -> None:
-        """Begin nothing more, and wait until the gateway has drained or somebody is in a hurry."""
+        """Begin nothing more, and wait until the gateway has drained or `stop` is called again."""
         self.phase = "stopping"
         self._changed()
-        if self._carrying is not None:
-            self._carrying.cancel()
+        if self._changing is not None:
+            self._changing.cancel()
         self.paused_for = None
         if self._resuming is not None:
             self._resuming.cancel()
@@ -270,8 +274,8 @@ class Supervisor:
     # Inside
 
     def _gateway_environment(self) -> dict[str, str]:
-        """Return the environment of the gateway and its workers: they are told the keys they need,
-        over the link.
+        """Return the environment of the gateway and its workers, without keys: they get those they
+        need over the link.
         """
         secret = {GATEWAY_KEY, ENGINE_KEY, *HUB_TOKENS, *self.hive.settings.secret_variables}
         return {name: value for name, value in os.environ.items() if name not in secret}
@@ -283,63 +287,68 @@ class Supervisor:
         self.loader.look()
         self.gateway.publish(self.replica_set.table(self._dormant()))
         gateway = self.gateway.row(stopping=self.phase == "stopping")
-        joined = gateway["state"] == "ready" and (self.remote is None or self.remote.settled)
-        if self.phase == "starting" and joined and all(one.settled for one in self._expected):
+        if self.phase == "starting" and gateway["state"] == "ready" and self._all_settled:
             self.phase = "ready"
-        if (
-            self.paused_for is None and self._failure() is not None
-        ):  # the end of a pause tries again
+        # During a pause no replica serves; what ends the pause tries to start them.
+        if self.paused_for is None and self._failure() is not None:
             self._stop_asked.set()
         self.last_rows = self._rows(GatewayStatus(), gateway)
-        with contextlib.suppress(
-            OSError
-        ):  # a closed terminal or pipe is no reason to stop serving
+        # A closed terminal or pipe is no reason to stop serving.
+        with contextlib.suppress(OSError):
             self.notify(self)
 
+    @property
+    def _all_settled(self) -> bool:
+        """Whether the start need not wait any more for a replica or for other machines."""
+        if self.remote is not None and not self.remote.settled:
+            return False
+        return all(member.settled for member in self._expected)
+
     def _rows(self, status: GatewayStatus, gateway: Message) -> list[Message]:
-        # The circuit breaker.
+        # Replicas whose circuit breaker is open.
         silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}
-        rows: list[Message] = []
-        for member in self.replica_set.members:
-            name = member.launch.name
-            life = member.life
-            state = self.replica_set.shown_state(member)
-            why = life.why
-            if (
-                member.node is not None and state == "ready" and name in silent
-            ):  # ready there, but cannot be reached
-                state = "backoff"
-                why = NO_ANSWER
-            rows.append(
-                {
-                    "name": name,
-                    "kind": member.kind,
-                    "pid": member.pid,
-                    "url": life.url,
-                    "slots": member.started.slots,
-                    "busy": status.busy.get(name, 0),
-                    "model": member.model or None,
-                    "engine": member.about,
-                    "simulated": member.engine.simulated,
-                    "restarts": life.restarts,
-                    "room": dict(member.launch.room) or None,
-                    "node": member.node,
-                    "state": state,
-                    "why": why,
-                    "checks": check_documents(member.checks) or None,
-                }
-            )
-        slots = sum(row["slots"] for row in rows if row["state"] == "ready")
+        rows = [
+            self._replica_row(member, status, is_silent=member.launch.name in silent)
+            for member in self.replica_set.members
+        ]
         figures = {
             "url": self.hive.url,
-            "slots": slots,
+            "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
             "busy": status.in_flight,
             "queued": status.queued,
         }
         rows.append({**gateway, **figures})
-        if self.remote is None:
-            return rows
-        return [*rows, {**NO_FIGURES, **self.remote.row()}]
+        if self.remote is not None:
+            rows.append({**NO_FIGURES, **self.remote.row()})
+        return rows
+
+    def _replica_row(
+        self, member: ReplicaMember, status: GatewayStatus, *, is_silent: bool
+    ) -> Message:
+        name = member.launch.name
+        state = self.replica_set.shown_state(member)
+        why = member.life.why
+        if is_silent and member.node is not None and state == "ready":
+            # It is ready on its node, and the gateway does not reach it.
+            state = "backoff"
+            why = NO_ANSWER
+        return {
+            "name": name,
+            "kind": member.kind,
+            "pid": member.pid,
+            "url": member.life.url,
+            "slots": member.started.slots,
+            "busy": status.busy.get(name, 0),
+            "model": member.model or None,
+            "engine": member.about,
+            "simulated": member.engine.simulated,
+            "restarts": member.life.restarts,
+            "room": dict(member.launch.room) or None,
+            "node": member.node,
+            "state": state,
+            "why": why,
+            "checks": check_documents(member.checks) or None,
+        }
 
     def _failure(self) -> SkepError | None:
         """Return why this hive cannot serve.
@@ -347,37 +356,40 @@ class Supervisor:
         One failed replica beside others that serve is shown in `ps` only.
         """
         if self.gateway.broken:
-            what = f"the gateway does not start: {self.gateway.why}"
-            return GatewayError(what, hint="the end of its log says why")
+            return GatewayError(
+                f"the gateway does not start: {self.gateway.why}",
+                hint="the end of its log says why",
+            )
         if self._remote_failed is not None:
             return self._remote_failed
-        failed = [one for one in self._expected if one.life.state is ReplicaState.FAILED]
-        starting = self.phase == "starting"
-        some_left = len(failed) < len(self.replica_set.members) or self._was_changed
-        if not failed or (some_left and not starting):
+        failed = [member for member in self._expected if member.life.state is ReplicaState.FAILED]
+        if not failed:
             return None
-        name = failed[0].launch.name
-        why = failed[0].life.why
-        node = failed[0].node
+        starting = self.phase == "starting"
+        may_recover = len(failed) < len(self.replica_set.members) or self._was_changed
+        if may_recover and not starting:
+            return None
+        member = failed[0]
+        name = member.launch.name
         verb = "did not start" if starting else "was given up"
-        if node is None:
-            where = f"its log is {self.hive.log_dir / name}.log"
+        if member.node is None:
+            hint = f"its log is {self.hive.log_dir / name}.log"
         else:
-            where = f"its log is on node `{node}`"
-        return EngineError(f"replica `{name}` {verb}: {why}", hint=where)
+            hint = f"its log is on node `{member.node}`"
+        return EngineError(f"replica `{name}` {verb}: {member.life.why}", hint=hint)
 
     # Changes, one at a time
 
     async def reload(self, settings: Message, *, wait: bool = False) -> Message:
         """Apply settings before the answer; change replicas after it, or before it with `wait`."""
         try:
-            wanted = msgspec.convert(settings, Settings)
+            new_settings = msgspec.convert(settings, Settings)
         except msgspec.ValidationError as error:
             hint = "`skep down && skep up -d` starts the new one"
             raise UserError(
                 f"these settings are from another version of skep: {error}", hint=hint
             ) from None
-        hive, plan = await self._become(wanted, all_of_it=True, wait=wait)
+        hive, plan = await self._become(new_settings, all_of_it=True, wait=wait)
         return {
             "ok": True,
             **to_builtins(plan),
@@ -386,13 +398,15 @@ class Supervisor:
         }
 
     async def scale(self, model: str, replicas: int, *, wait: bool = False) -> Message:
-        before = sum(one.replicas for one in self.hive.settings.serve if one.model_id == model)
+        """Change how many replicas a model has; with `wait`, answer when the new ones serve."""
+        tables = [serve for serve in self.hive.settings.serve if serve.model_id == model]
+        before = sum(serve.replicas for serve in tables)
         _, plan = await self._become(rescaled(self.hive.settings, model, replicas), wait=wait)
-        for name in plan.added if wait else ():
-            hint = (
-                f"`skep logs {name}` shows more; `skep replica scale {model}={before}` undoes it"
-            )
-            await self.replica_set.until_up(name, hint=hint)
+        if wait:
+            undo = f"`skep replica scale {model}={before}` undoes it"
+            for name in plan.added:
+                hint = f"`skep logs {name}` shows more; {undo}"
+                await self.replica_set.until_up(name, hint=hint)
         return {
             "ok": True,
             "model": model,
@@ -406,44 +420,39 @@ class Supervisor:
     ) -> tuple[Hive, ReplicaChanges]:
         """Apply settings. Without `all_of_it`, only the replicas change."""
         if self.rebuild is None or not self._can_change:
-            if self._begun:
-                why = f"{self._begun} is in progress"
-            else:
-                why = f"skep is {self.phase}"
+            why = f"{self._change} is in progress" if self._change else f"skep is {self.phase}"
             raise EngineError(
                 f"the deployment cannot change now: {why}", hint="try again later; see `skep ps`"
             )
-        if all_of_it:
-            self._begun = "another reload"
-        else:
-            self._begun = "a change of replicas"
+        self._change = "another reload" if all_of_it else "a change of replicas"
         try:
             running = [member.launch for member in self.replica_set.members]
             hive = await asyncio.to_thread(self.rebuild, settings, self.hive, running)
             hive = replace(hive, settings=settings)
             plan = changes(running, hive.replicas)
             if all_of_it:
-                before = self.hive
-                self.gateway.set_up(hive.gateway_setup)
-                self.replica_set.set_policy(hive.policy)
-                if (before.monitor_argv, before.settings.monitor) != (
-                    hive.monitor_argv,
-                    hive.settings.monitor,
-                ):
-                    await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
+                await self._set_up(hive)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
             self.hive = hive
             self.replica_set.hide_variables(hive.settings.secret_variables)
-            self._carrying = self._tasks.create_task(
+            self._changing = self._tasks.create_task(
                 self._carry_out(hive, plan, patient=all_of_it)
             )
         except BaseException:
-            self._begun = ""
+            self._change = ""
             raise
         if wait:
-            await _await_success(self._carrying)
+            await _await_success(self._changing)
         return hive, plan
+
+    async def _set_up(self, hive: Hive) -> None:
+        """Apply what is not of single replicas: gateway, later starts, monitor."""
+        self.gateway.set_up(hive.gateway_setup)
+        self.replica_set.set_policy(hive.policy)
+        same_command = self.hive.monitor_argv == hive.monitor_argv
+        if not same_command or self.hive.settings.monitor != hive.settings.monitor:
+            await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
 
     async def _carry_out(
         self, hive: Hive, plan: ReplicaChanges, *, patient: bool
@@ -456,18 +465,18 @@ class Supervisor:
         self._was_changed = True
         try:
             await self.replica_set.become(
-                plan, hive.replicas, hive.drain_s, known=settle, patient=patient
+                plan, hive.replicas, hive.drain_s, listed=settle, patient=patient
             )
         except SkepError as error:
             return error
         finally:
             settle()
-            self._begun = ""
+            self._change = ""
         return None
 
     @property
     def _can_change(self) -> bool:
-        return self.rebuild is not None and self.phase == "ready" and not self._begun
+        return self.rebuild is not None and self.phase == "ready" and not self._change
 
     # A pause lasts as long as the connection that asked for it
 
@@ -486,7 +495,7 @@ class Supervisor:
         self.phase = "paused"
         self.loader.pause()
         try:
-            self._watched = self.monitor.pid is not None
+            self._monitor_ran = self.monitor.pid is not None
             await self.monitor.become((), begin=False)
             await self.replica_set.pause(self.hive.drain_s)
         except BaseException:
@@ -508,7 +517,7 @@ class Supervisor:
         self._resuming = None
         self.phase = "ready"
         self.loader.pause(over=True)
-        await self.monitor.become(self.hive.monitor_argv, begin=self._watched)
+        await self.monitor.become(self.hive.monitor_argv, begin=self._monitor_ran)
         return failure
 
     async def resume(self) -> Message:
@@ -520,8 +529,9 @@ class Supervisor:
         """Return, for the gateway, the models that no replica serves, with the reason."""
         if self.paused_for is None:
             return self.loader.unloaded
-        silent = [model for model in self.replica_set.models if not self.replica_set.serves(model)]
-        return {model: UnloadedModel("failed", self.paused_for) for model in silent}
+        replicas = self.replica_set
+        unserved = [model for model in replicas.models if not replicas.serves(model)]
+        return {model: UnloadedModel("failed", self.paused_for) for model in unserved}
 
 
 async def _await_success(task: asyncio.Task[SkepError | None] | None) -> None:
@@ -548,15 +558,16 @@ def rescaled(settings: Settings, model: str, replicas: int) -> Settings:
         raise UserError(
             f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away}"
         )
-    left = replicas - sum(table.replicas for table in tables)
+    change = replicas - sum(table.replicas for table in tables)
     serves = list(settings.serve)
     for place in reversed(range(len(serves))):
-        one = serves[place]
-        if one.model_id == model:
-            if one is tables[0]:
-                change = left
-            else:
-                change = max(left, -one.replicas) if left < 0 else 0
-            serves[place] = replace(one, replicas=one.replicas + change)
-            left -= change
+        table = serves[place]
+        if table.model_id != model:
+            continue
+        if table is tables[0]:
+            share = change
+        else:
+            share = min(0, max(change, -table.replicas))
+        serves[place] = replace(table, replicas=table.replicas + share)
+        change -= share
     return replace(settings, serve=tuple(serves))
