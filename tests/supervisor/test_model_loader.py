@@ -37,8 +37,11 @@ class StubReplicas:
     def of_model(self, model):
         return [self.all[model]]
 
+    def is_dormant(self, replica):
+        return replica.launch.name in self.dormant
+
     def is_asleep(self, model):
-        return self.all[model].launch.name in self.dormant
+        return self.is_dormant(self.all[model])
 
     def serves(self, model):
         return not self.is_asleep(model) and self.all[model].life.state is READY

@@ -89,8 +89,7 @@ async def restart(supervisor: Supervisor, name: str) -> Message:
         raise EngineError(
             f"`{name}` is not loaded", hint=f"`skep model load {replica.model}` loads it"
         )
-    await replicas.rest(name, drain_s)
-    await replicas.restart(name)
+    await replicas.restart(name, drain_s)
     return {"ok": True}
 
 

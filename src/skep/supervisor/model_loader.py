@@ -80,7 +80,7 @@ class ModelLoader:
         else:
             for spec in specs:
                 if self._awake(self.replica_set.of_model(spec.model)):
-                    self._eviction.started(spec.model, _now())
+                    self._note_start(self._eviction.states[spec.model])
         self.changed()
 
     def pause(self, *, over: bool = False) -> None:
@@ -162,13 +162,17 @@ class ModelLoader:
             return self._eviction.loaded(model, _now())
         starts_again = states - {ReplicaState.FAILED, ReplicaState.STOPPED}
         if state.residency is Residency.GIVEN_UP and starts_again:
-            self.replica_set.release(model)
-            self._eviction.started(model, _now())
+            self._note_start(state)
         return []
 
+    def _note_start(self, state: ModelState) -> None:
+        """Note that a reload or the user has started it, and let it serve."""
+        if not state.residency.uses_memory:
+            self.replica_set.release(state.model)
+            self._eviction.started(state.model, _now())
+
     def _awake(self, members: Iterable[Replica]) -> list[Replica]:
-        dormant = self.replica_set.dormant
-        return [member for member in members if member.launch.name not in dormant]
+        return [member for member in members if not self.replica_set.is_dormant(member)]
 
     def _states_of(self, members: list[Replica]) -> set[ReplicaState]:
         """Return the states of these replicas. A replica about to start again counts as starting,

@@ -1,6 +1,7 @@
-"""The replicas of a hive: added, removed, drained, paused and changed.
+"""The replicas of a hive: added, removed, drained, paused and changed. What that means for each
+process is decided by `replica_state`; this carries it out.
 
-A *dormant* one has no process.
+A *dormant* replica has no process until it is loaded or resumed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ from skep.errors import EngineError, SkepError
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.remote_replica import UpstreamReplica
 from skep.supervisor.replica import Replica, ReplicaMember, StartOrder
+from skep.supervisor.replica_state import (
+    Observed,
+    ReplicaEntry,
+    ReplicaOrder,
+    Wish,
+    reconcile,
+)
 
 # For launches that have a `place`.
 RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]
@@ -74,11 +82,25 @@ RELOAD_ON = (
 )
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class HostedReplica(ReplicaEntry):
+    """An entry with what runs for it."""
+
+    member: ReplicaMember
+    task: asyncio.Task[None] | None = None  # runs the member; None: it was never begun
+    is_new: bool = True  # its member has not run
+
+    @property
+    def model(self) -> str:
+        return self.member.model
+
+
 @dataclass(eq=False, repr=False)
 class ReplicaSet:
-    """All replicas, which run in `tasks`.
+    """All replicas, which run in `tasks`: carries out what `reconcile` returns.
 
-    `busy` asks the gateway how many slots of a replica are in use.
+    `busy` asks the gateway how many slots of a replica are in use, `changed` is called at each
+    change of a replica, `elsewhere` makes those that have a place.
     """
 
     tasks: asyncio.TaskGroup
@@ -89,75 +111,70 @@ class ReplicaSet:
     elsewhere: RemoteReplicaFactory | None = None
 
     def __post_init__(self) -> None:
-        self.members: list[ReplicaMember] = []
+        self._replicas: dict[str, HostedReplica] = {}
+        # Of the reload under way: models without a replica for a moment, whose requests wait.
+        self._planned: tuple[Launch, ...] = ()
         self._moved = asyncio.Event()  # some member changed
-        self._lives: dict[str, asyncio.Task[None]] = {}
-        self._drained: set[str] = set()  # by the user, until `undrain`
-        self._resting: set[str] = set()  # they get nothing new before a restart or an end
-        self._restarting: dict[str, int] = {}  # its count of restarts when it was told to restart
-        # Models without a replica for a moment: their requests wait.
-        self._promised: set[str] = set()
-        self.dormant: set[str] = set()  # without a process until `wake`
-        self._held: set[str] = set()  # models that are being unloaded
-        self._paused: set[str] = set()  # dormant ones that `resume` starts again
         self._start_order = StartOrder()
 
     # State
 
     @property
+    def members(self) -> list[ReplicaMember]:
+        return [replica.member for replica in self._replicas.values()]
+
+    @property
     def models(self) -> tuple[str, ...]:
-        return tuple(
-            sorted({member.model for member in self.members if member.model} | self._promised)
-        )
+        models = {replica.model for replica in self._replicas.values()}
+        models |= {launch.model for launch in self._planned}
+        return tuple(sorted(models - {""}))
 
     @property
     def names(self) -> list[str]:
-        return [member.launch.name for member in self.members]
+        return list(self._replicas)
 
     def find(self, name: str) -> ReplicaMember | None:
-        return next((member for member in self.members if member.launch.name == name), None)
+        replica = self._replicas.get(name)
+        return None if replica is None else replica.member
 
     def shown_state(self, member: ReplicaMember) -> str:
         """Return the state that `skep ps` shows."""
-        name = member.launch.name
+        replica = self._replicas[member.launch.name]
         life = member.life
-        if self.is_dormant(member):
-            if name in self._paused:
-                return "paused"
-            return "unloaded"
-        if life.state is ReplicaState.STOPPED and self._start_order.holds(name):
+        if replica.is_dormant:
+            return "paused" if replica.wish is Wish.PAUSED else "unloaded"
+        if life.state is ReplicaState.STOPPED and self._start_order.holds(replica.name):
             if self._start_order.may_start(member.launch):
                 return "starting"
             return "waiting"
-        if life.serving and self._gets_nothing(member):
+        if life.serving and replica.gets_nothing:
             return "draining"
         return life.state.value
 
     def is_dormant(self, member: ReplicaMember) -> bool:
-        return member.launch.name in self.dormant
+        """Return whether it has no process until its model is loaded or a pause ends."""
+        replica = self._replicas.get(member.launch.name)
+        return replica is not None and replica.is_dormant
 
     def of_model(self, model: str) -> list[Replica]:
         """Return the replicas of a model that skep starts."""
-        return [
-            member
-            for member in self.members
-            if isinstance(member, Replica) and member.launch.model == model
-        ]
+        members = [replica.member for replica in self._hosted(model)]
+        return [member for member in members if isinstance(member, Replica)]
 
     def serves(self, model: str) -> bool:
         return any(
-            member.model == model and member.life.serving and not self._gets_nothing(member)
-            for member in self.members
+            replica.model == model and replica.member.life.serving and not replica.gets_nothing
+            for replica in self._replicas.values()
         )
 
     def table(self, unloaded: Mapping[str, UnloadedModel]) -> ReplicaTable:
-        """Return what the gateway is told of the replicas."""
-        serving = (
-            replica_spec(member, draining=self._gets_nothing(member))
-            for member in self.members
-            if member.life.serving
+        """Return the replicas as the gateway needs them."""
+        specs = (
+            replica_spec(replica.member, draining=replica.gets_nothing)
+            for replica in self._replicas.values()
+            if replica.member.life.serving
         )
-        return ReplicaTable(tuple(serving), self.models, unloaded)
+        return ReplicaTable(tuple(specs), self.models, unloaded)
 
     # Adding and removing
 
@@ -171,111 +188,112 @@ class ReplicaSet:
         """Keep these environment variables from engines that start from now on."""
         self._start_order.hide_variables(names)
 
-    def add_replicas(self, launches: Iterable[Launch], *, asleep: bool | None = None) -> None:
+    def add_replicas(
+        self, launches: Iterable[Launch], *, asleep: bool | None = None, drained: bool = False
+    ) -> None:
         """Add replicas.
 
-        `asleep` None: those of an on-demand model stay dormant, unless it is loaded
-        already.
+        `asleep` None: those of an on-demand model stay dormant, unless it is loaded already.
         """
         launches = list(launches)
         self._start_order.hide(launches)
-        loaded = {member.model for member in self.members if not self.is_dormant(member)}
-        eager = {launch.model for launch in launches if not launch.on_demand} | loaded
+        eager = {launch.model for launch in launches if not launch.on_demand} | self._awake_models
         for launch in launches:
             member = self._make(launch)
-            self.members.append(member)
-            if isinstance(member, Replica) and (
-                launch.model not in eager if asleep is None else asleep
-            ):
-                self.dormant.add(launch.name)
-            else:
-                self._begin(member)
+            replica = HostedReplica(name=launch.name, life=member.life, member=member)
+            replica.drain(over=not drained)
+            sleeps = launch.model not in eager if asleep is None else asleep
+            if sleeps and isinstance(member, Replica):
+                replica.unload()
+                replica.is_new = False
+            self._replicas[launch.name] = replica
+        self._reconcile()
 
     def wake(self, model: str) -> None:
         """Start the processes of a model that do not run, including those given up."""
-        self._held.discard(model)
-        for member in self.of_model(model):
-            if self.is_dormant(member):
-                self._begin_again(member)
-            elif member.life.state is ReplicaState.FAILED:
-                self.tasks.create_task(member.restart())
+        for replica in self._hosted(model):
+            replica.load()
+            if replica.has_process and replica.life.state is ReplicaState.FAILED:
+                self.tasks.create_task(replica.member.restart())
+        self._reconcile()
 
     async def unload_model(self, model: str) -> None:
         """End the processes of a model at once, and return when they have ended."""
-        self._held.add(model)  # a reload meanwhile starts none of them
-        members = self.of_model(model)
-        await asyncio.gather(*(self._end(member.launch.name) for member in members))
-        self._held.discard(model)
-        self.dormant |= {member.launch.name for member in members if member in self.members}
+        replicas = self._hosted(model)
+        for replica in replicas:
+            replica.unload(self._now())
+        await self._end(replicas)
         self._member_changed()
 
     def hold(self, model: str) -> None:
         """Send its replicas nothing new."""
-        self._resting |= {member.launch.name for member in self.of_model(model)}
-        self._held.add(model)
+        for replica in self._hosted(model):
+            replica.unload()
 
     def release(self, model: str) -> None:
         """Let its replicas serve again."""
-        self._resting -= {member.launch.name for member in self.of_model(model)}
-        self._held.discard(model)
+        for replica in self._hosted(model):
+            if replica.has_process and not replica.is_ending:
+                replica.load()
 
     async def pause(self, drain_s: float) -> None:
         """End every process that skep started, once its answers are finished or after
         `drain_s`.
         """
-        kept = [
-            member
-            for member in self.members
-            if member.launch.url is None and not self.is_dormant(member)
+        replicas = [
+            replica
+            for replica in self._replicas.values()
+            if replica.member.launch.url is None and not replica.is_dormant
         ]
-        names = [member.launch.name for member in kept]
-        await asyncio.gather(*(self.rest(name, drain_s) for name in names))
-        await asyncio.gather(*(self._end(name) for name in names))
-        self._paused = set(names)
-        self.dormant |= self._paused
+        for replica in replicas:
+            replica.pause(self._now() + drain_s)
+        self.changed()
+        await self._end(replicas)
         self._member_changed()
 
     async def resume(self) -> SkepError | None:
         """Start again what `pause` ended. Return the error of a replica that did not start."""
-        names = self._paused
-        self._paused = set()
-        for member in [member for member in self.members if member.launch.name in names]:
-            self._begin_again(member)
+        paused = [replica for replica in self._replicas.values() if replica.wish is Wish.PAUSED]
+        for replica in paused:
+            replica.load()
+        self._reconcile()
         self.changed()
         failure: SkepError | None = None
         for _ in range(RESUME_TRIES):
             try:
-                for name in names:
-                    await self.until_up(name, hint=f"`skep logs {name}` shows more")
+                for replica in paused:
+                    hint = f"`skep logs {replica.name}` shows more"
+                    await self.until_up(replica.name, hint=hint)
             except EngineError as error:
                 failure = error
             else:
                 return None
             await asyncio.sleep(RESUME_EVERY_S)
-            for member in self.members:
-                if member.launch.name in names and member.life.state is ReplicaState.FAILED:
-                    await member.restart()
+            for replica in paused:
+                if replica.life.state is ReplicaState.FAILED:
+                    await replica.member.restart()
         return failure
 
-    async def remove_replica(self, name: str, drain_s: float) -> bool:
-        """Remove it once its answers are finished, or after `drain_s`.
-
-        Return whether it was dormant or about to be.
+    async def remove_replica(self, name: str, drain_s: float) -> HostedReplica | None:
+        """Remove it once its answers are finished, or after `drain_s`, and return it; None: there
+        is none.
         """
-        await self.rest(name, drain_s)
-        member = self.find(name)
-        if member is None:
-            return False
-        await self._end(name)
-        asleep = self.is_dormant(member) or member.model in self._held
-        self.members = [other for other in self.members if other is not member]
-        for names in (self._drained, self._resting, self.dormant):
-            names.discard(name)
+        replica = self._replicas.get(name)
+        if replica is None:
+            return None
+        replica.remove(self._now() + drain_s)
         self.changed()
-        return asleep
+        await self._end([replica])
+        if self._replicas.get(name) is replica:
+            del self._replicas[name]
+        self.changed()
+        return replica
 
     async def end_all(self) -> None:
-        await asyncio.gather(*(self._end(name) for name in self.names))
+        replicas = [replica for replica in self._replicas.values() if replica.has_process]
+        for replica in replicas:
+            replica.remove(self._now())
+        await self._end(replicas)
 
     async def become(
         self,
@@ -291,79 +309,107 @@ class ReplicaSet:
         `listed` is called once new on-demand replicas are listed. `patient`: wait for those that
         start, or raise."""
         launches = {launch.name: launch for launch in new}
-        awake = {launch.model for launch in launches.values() if not launch.on_demand}
-        awake |= {member.model for member in self.members if not self.is_dormant(member)}
-        dormant = [
-            name
-            for name in plan.added
-            if launches[name].url is None and launches[name].model not in awake
-        ]
-        self._promised = {launch.model for launch in launches.values() if launch.model}
+        asleep = self._added_asleep(plan, launches)
+        self._planned = tuple(launches.values())
         self._start_order.hide(launches.values())
         try:
-            for member in self.members:
-                if member.launch.name in plan.adjusted:
-                    member.launch = launches[member.launch.name]
-                    self.changed()
-            if dormant:
-                self.add_replicas([launches[name] for name in dormant], asleep=True)
+            self._adjust([launches[name] for name in plan.adjusted])
+            if asleep:
+                self.add_replicas([launches[name] for name in asleep], asleep=True)
                 listed()
             await asyncio.gather(*(self.remove_replica(name, drain_s) for name in plan.removed))
             for name in plan.changed:
-                drained = self._drained & {name}
-                before = self.find(name)
-                launch = launches[name]
-                asleep = await self.remove_replica(name, drain_s)
-                self._drained |= drained
-                same = launch.on_demand or (before is not None and before.model == launch.model)
-                await self._add_and_await([launch], asleep=asleep and same, patient=patient)
-            added = [launches[name] for name in plan.added if name not in dormant]
-            await self._add_and_await(added, patient=patient)
-        finally:
-            self._promised = set()
+                await self._replace(launches[name], drain_s, patient=patient)
+            awake = [launches[name] for name in plan.added if name not in asleep]
+            self.add_replicas(awake)
             self.changed()
+            if patient:
+                await self._until_all_up(awake)
+        finally:
+            self._planned = ()
+            self.changed()
+
+    def _added_asleep(self, plan: ReplicaChanges, launches: Mapping[str, Launch]) -> list[str]:
+        """Return the new replicas of models of which none is loaded."""
+        eager = {launch.model for launch in launches.values() if not launch.on_demand}
+        eager |= self._awake_models
+        return [
+            name
+            for name in plan.added
+            if launches[name].url is None and launches[name].model not in eager
+        ]
+
+    def _adjust(self, launches: Iterable[Launch]) -> None:
+        """Change what the processes of these replicas need not know."""
+        for launch in launches:
+            member = self.find(launch.name)
+            if member is not None:
+                member.launch = launch
+                self.changed()
+
+    async def _replace(self, launch: Launch, drain_s: float, *, patient: bool) -> None:
+        """Replace a replica. The new one is drained as the old one was, and asleep as it was where
+        it is of the same model.
+        """
+        removed = await self.remove_replica(launch.name, drain_s)
+        if removed is None:
+            self.add_replicas([launch], asleep=False)
+        else:
+            may_sleep = launch.on_demand or removed.model == launch.model
+            asleep = may_sleep and removed.lasting_wish.sleeps
+            self.add_replicas([launch], asleep=asleep, drained=removed.drained)
+        self.changed()
+        if patient:
+            await self._until_all_up([launch])
 
     # Draining
 
     def drain(self, name: str, *, over: bool = False) -> None:
         """Send a replica nothing new; with `over`, send it requests again."""
-        if over:
-            self._drained = self._drained - {name}
-        else:
-            self._drained = self._drained | {name}
+        self._replicas[name].drain(over=over)
         self.changed()
 
     async def until_idle(self, name: str) -> None:
         while await self.busy(name):
             await asyncio.sleep(REST_POLL_S)
 
-    async def rest(self, name: str, timeout_s: float) -> None:
-        """Send it nothing new, and wait for its answers."""
-        self._resting.add(name)
+    async def restart(self, name: str, drain_s: float) -> None:
+        """Restart it once its answers are finished, or after `drain_s`.
+
+        It gets no requests until the restart has begun; it serves on where it cannot be reached.
+        """
+        replica = self._replicas[name]
+        replica.rest()
         self.changed()
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(drain_s):
                 await self.until_idle(name)
-
-    async def restart(self, name: str) -> None:
-        """Restart it.
-
-        It gets no requests until the restart has begun; it serves on where it cannot be
-        reached.
-        """
         member = self.find(name)
         if member is None:
             return
-        self._restarting[name] = member.life.restarts
         try:
             await member.restart()
         except SkepError:
-            self._restarting.pop(name, None)
-            self._resting.discard(name)
+            replica.rests_from = None
             self.changed()
             raise
 
     # Inside
+
+    @property
+    def _awake_models(self) -> set[str]:
+        return {replica.model for replica in self._replicas.values() if not replica.is_dormant}
+
+    def _hosted(self, model: str) -> list[HostedReplica]:
+        """Return the replicas of a model that skep starts on this machine."""
+        return [
+            replica
+            for replica in self._replicas.values()
+            if isinstance(replica.member, Replica) and replica.member.launch.model == model
+        ]
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _make(self, launch: Launch) -> ReplicaMember:
         if launch.url is not None:
@@ -374,62 +420,75 @@ class ReplicaSet:
         engine = engine_named(launch.engine, launch.binary)
         return Replica(launch, engine, log, self._member_changed, self.policy, self._start_order)
 
-    def _begin(self, member: ReplicaMember) -> None:
-        if isinstance(member, Replica):
-            self._start_order.may_start(member.launch)  # its place in the queue
-        self._lives[member.launch.name] = self.tasks.create_task(member.run())
+    def _reconcile(self, busy: Mapping[str, int] | None = None) -> None:
+        """Do what the wishes ask for, until there is nothing more to do by now."""
+        while True:
+            replicas = self._replicas.values()
+            ended = frozenset(
+                replica.name
+                for replica in replicas
+                if replica.task is not None and replica.task.done()
+            )
+            actions = reconcile(replicas, Observed(ended, busy or {}), self._now())
+            if not actions:
+                return
+            for action in actions:
+                replica = self._replicas[action.name]
+                match action.order:
+                    case ReplicaOrder.BEGIN:
+                        self._begin(replica)
+                    case ReplicaOrder.END:
+                        replica.member.stop()
 
-    def _begin_again(self, member: ReplicaMember) -> None:
-        """Replace a dormant replica by one that runs."""
-        fresh = self._make(member.launch)
-        if isinstance(fresh, Replica) and isinstance(member, Replica):
-            fresh.follow(member)
-        self.members[self.members.index(member)] = fresh
-        self.dormant.discard(member.launch.name)
-        self._begin(fresh)
+    def _begin(self, replica: HostedReplica) -> None:
+        if not replica.is_new:
+            before = replica.member
+            replica.member = self._make(before.launch)
+            replica.life = replica.member.life
+            if isinstance(replica.member, Replica) and isinstance(before, Replica):
+                replica.member.follow(before)
+        replica.is_new = False
+        if isinstance(replica.member, Replica):
+            self._start_order.may_start(replica.member.launch)  # its place in the queue
+        task = self.tasks.create_task(replica.member.run())
+        task.add_done_callback(lambda _task: self._on_end(replica))
+        replica.task = task
 
-    async def _end(self, name: str) -> None:
-        """End its process, if it has one; a second caller waits for the same end."""
-        life = self._lives.get(name)
-        member = self.find(name)
-        if life is None or member is None:
-            return
-        member.stop()
-        await asyncio.wait({life})
-        if self._lives.get(name) is life:
-            del self._lives[name]
-            self._start_order.done([name])
+    def _on_end(self, replica: HostedReplica) -> None:
+        if replica.is_ending:
+            self._start_order.done([replica.name])
+            self._reconcile()
             self._moved.set()
 
-    def _gets_nothing(self, member: ReplicaMember) -> bool:
-        return member.launch.name in self._resting | self._drained
+    async def _end(self, replicas: Iterable[HostedReplica]) -> None:
+        """Return when they have ended, which they do as soon as their wishes let them."""
+        await asyncio.gather(*(self._end_one(replica) for replica in replicas))
+
+    async def _end_one(self, replica: HostedReplica) -> None:
+        task = replica.task
+        self._reconcile()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(replica.end_at):
+                while replica.awaits_end:
+                    self._reconcile({replica.name: await self.busy(replica.name)})
+                    if replica.awaits_end:
+                        await asyncio.sleep(REST_POLL_S)
+        if replica.awaits_end:
+            replica.end_at = self._now()
+            self._reconcile()
+        if task is not None and replica.is_ending:
+            await asyncio.wait({task})
 
     def _member_changed(self) -> None:
-        ready = {
-            member.launch.name: member.life.restarts
-            for member in self.members
-            if member.life.state is ReplicaState.READY
-        }
-        anew = {name for name, before in self._restarting.items() if ready.get(name) != before}
-        self._resting = (
-            self._resting & ready.keys()
-        ) - anew  # it may have restarted without a report of it
-        self._restarting = {
-            name: before for name, before in self._restarting.items() if name not in anew
-        }
-        still = (ReplicaState.READY, ReplicaState.BACKOFF, ReplicaState.FAILED)
-        self._start_order.done(
-            [member.launch.name for member in self.members if member.life.state in still]
-        )
+        self._reconcile()
+        started = (ReplicaState.READY, ReplicaState.BACKOFF, ReplicaState.FAILED)
+        members = [member for member in self.members if member.life.state in started]
+        self._start_order.done([member.launch.name for member in members])
         self._moved.set()
         self.changed()
 
-    async def _add_and_await(
-        self, launches: list[Launch], *, asleep: bool | None = None, patient: bool
-    ) -> None:
-        self.add_replicas(launches, asleep=asleep)
-        self.changed()
-        for launch in launches if patient else ():
+    async def _until_all_up(self, launches: Iterable[Launch]) -> None:
+        for launch in launches:
             await self.until_up(launch.name)
 
     async def until_up(self, name: str, *, hint: str = RELOAD_ON) -> None:
