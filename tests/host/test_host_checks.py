@@ -50,49 +50,48 @@ def by_check(findings: list[checks.HostFinding]) -> dict[str, checks.HostFinding
 
 def test_host_without_gpu_is_healthy():
     """No NVIDIA GPU is a fact, not a fault; driver, lanes and links are then not spoken of."""
-    found = by_check(checks.examine(HOST))
-    assert list(found) == ["python", "cpu", "memory", "open files", "gpu"]
-    assert {finding.verdict for finding in found.values()} == {checks.CheckResult.OK}
-    assert found["gpu"].detail == "no NVIDIA GPU: the embedded model runs on the CPU"
+    findings = by_check(checks.examine(HOST))
+    assert list(findings) == ["python", "cpu", "memory", "open files", "gpu"]
+    assert {finding.verdict for finding in findings.values()} == {checks.CheckResult.OK}
+    assert findings["gpu"].detail == "no NVIDIA GPU: the embedded model runs on the CPU"
 
 
-# Of each machine: its CUDA, what is said of it, and what is warned of
+# Of each machine: its CUDA, details of findings, and the hints of warnings
 MACHINES = {
     "h200": ("13.0", {"gpu": "1 x NVIDIA H200 (140.4 GiB, compute 9.0, 700 W)",
                       "driver": "580.159.03, carries CUDA 13.0"}, {}),
     # driver 570 carries CUDA 12.8: later builds end with error 804
     "3090x2-nvlink": ("12.8", {"gpu": "2 x NVIDIA GeForce RTX 3090 (24.0 GiB, compute 8.6, 350 W)",
                                "links": "GPU 0-1: NV4 (NVLink, 4 bonded links)"},
-                      {"driver": "install driver 580 or newer and reboot; or take a release for "
-"CUDA "
-"12: "
-                                 "`skep engine install vllm --version 0.19.0`"}),
+                      {"driver": "install driver 580 or newer and reboot; or take a release "
+                                 "for CUDA 12: `skep engine install vllm --version 0.19.0`"}),
     "3090x4-lanes": ("13.0", {
         "pcie": "GPU 0 x16, GPU 1 x16, GPU 2 x8 of x16, GPU 3 x4 of x16",
-        "links": "GPU 0-1: PHB (PCIe through the CPU's host bridge); GPU 2-3: PIX (PCIe, one "
-"switch "
-"between them); "
+        "links": "GPU 0-1: PHB (PCIe through the CPU's host bridge); "
+                 "GPU 2-3: PIX (PCIe, one switch between them); "
                  "GPU 0-2, 0-3, 1-2, 1-3: SYS (PCIe across NUMA nodes or CPU sockets)"},
-        {"pcie": "check slot, riser and BIOS bifurcation; one replica per card loses less than "
-"one "
-"model split over "
-                 "cards"}),
+        {"pcie": "check slot, riser and BIOS bifurcation; one replica per card loses less "
+                 "than one model split over cards"}),
     # driver 580 carries CUDA 13.0; two reports recommend 590 for this card
     "5090": ("13.0", {}, {"driver": "install driver 590 or newer and reboot"}),
     # one PCIe lane that it does not use, and no memory of its own
-    "gb10": ("13.3", {"gpu": ("1 x NVIDIA GB10 (no memory of its own, compute "
-"12.1)"), "pcie": None}, {}),
+    "gb10": ("13.3", {"gpu": "1 x NVIDIA GB10 (no memory of its own, compute 12.1)",
+                      "pcie": None}, {}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_machine_is_described_and_warned_of_what_is_wrong(host_of, machine):
-    cuda, said, hints = MACHINES[machine]
-    found = by_check(checks.examine(host_of(machine, cuda)))
-    assert ("error 804" in found["driver"].detail) == (machine == "3090x2-nvlink")
-    assert {check: found[check].detail if check in found else None for check in said} == said
+    cuda, details, hints = MACHINES[machine]
+    findings = by_check(checks.examine(host_of(machine, cuda)))
+    assert ("error 804" in findings["driver"].detail) == (machine == "3090x2-nvlink")
     assert {
-        check: one.hint for check, one in found.items() if one.verdict is not checks.CheckResult.OK
+        check: findings[check].detail if check in findings else None for check in details
+    } == details
+    assert {
+        check: finding.hint
+        for check, finding in findings.items()
+        if finding.verdict is not checks.CheckResult.OK
     } == hints
 
 
@@ -101,13 +100,13 @@ def test_broken_nvidia_smi_is_a_problem_with_a_remedy(script):
     error = read_nvidia(
         script('echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18')
     ).error
-    found = by_check(checks.examine(HOST, nvidia_error=error))["gpu"]
-    assert found.verdict is checks.CheckResult.PROBLEM
+    finding = by_check(checks.examine(HOST, nvidia_error=error))["gpu"]
+    assert finding.verdict is checks.CheckResult.PROBLEM
     assert (
-        found.detail
+        finding.detail
         == "nvidia-smi fails: Failed to initialize NVML: Driver/library version mismatch"
     )
-    assert found.hint == "the driver was upgraded under running programs: reboot"
+    assert finding.hint == "the driver was upgraded under running programs: reboot"
 
 
 @pytest.mark.parametrize(
@@ -127,12 +126,12 @@ def test_broken_nvidia_smi_is_a_problem_with_a_remedy(script):
 )
 def test_each_failure_of_nvidia_smi_has_its_remedy(error, word):
     """One lost card of two does not hide the other."""
-    found = checks.gpu_finding((Gpu(0, "RTX 3090", 24 * GIB),), error)
-    assert "it lists 1 x RTX 3090" in found.detail
-    assert word in found.hint
+    finding = checks.gpu_finding((Gpu(0, "RTX 3090", 24 * GIB),), error)
+    assert "it lists 1 x RTX 3090" in finding.detail
+    assert word in finding.hint
 
 
-def lanes(now, most):
+def lanes(now, limit):
     """Of an idle card: that it shows generation 1 is no fault."""
     gpu = Gpu(
         0,
@@ -141,7 +140,7 @@ def lanes(now, most):
         pcie_generation=1,
         pcie_generation_max=4,
         pcie_lanes=now,
-        pcie_lanes_max=most,
+        pcie_lanes_max=limit,
     )
     return checks.lanes_finding((gpu,))
 
@@ -179,11 +178,11 @@ VERDICTS = [
 ]
 
 
-@pytest.mark.parametrize(("found", "verdict"), VERDICTS)
-def test_a_value_has_its_verdict_and_a_hint_where_it_is_not_ok(found, verdict):
-    assert found.verdict.value == verdict
-    assert (found.hint is None) == (verdict == "ok")
-    assert ("~/.cache/skep" in found.detail) == (found.check == "disk")
+@pytest.mark.parametrize(("finding", "verdict"), VERDICTS)
+def test_a_value_has_its_verdict_and_a_hint_where_it_is_not_ok(finding, verdict):
+    assert finding.verdict.value == verdict
+    assert (finding.hint is None) == (verdict == "ok")
+    assert ("~/.cache/skep" in finding.detail) == (finding.check == "disk")
 
 
 def test_links_that_are_not_told_are_unknown():
@@ -202,13 +201,13 @@ def test_x86_without_avx2_is_a_warning(captured):
     host = replace(
         HOST, cpu_model=parse_cpu_model(text), cpu_features=parse_cpu_features(text), cpu_cores=8
     )
-    found = checks.cpu_finding(host)
-    assert found.verdict is checks.CheckResult.WARNING
-    assert found.detail == (
+    finding = checks.cpu_finding(host)
+    assert finding.verdict is checks.CheckResult.WARNING
+    assert finding.detail == (
         "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz, 8 cores, f16c avx; without AVX2 "
         "llama.cpp is slow"
     )
-    assert found.hint is not None
+    assert finding.hint is not None
 
 
 def test_arm_without_avx2_is_fine():
@@ -235,8 +234,6 @@ def test_arm_without_avx2_is_fine():
 )
 def test_low_file_limit_has_a_command_that_works(soft, hard, hint):
     """`ulimit -n` cannot pass the hard limit, so the hint stays below it."""
-    files_finding = checks.open_files_finding(soft, hard)
-    assert files_finding.verdict is (
-        checks.CheckResult.OK if hint is None else checks.CheckResult.WARNING
-    )
-    assert (hint or "") in (files_finding.hint or "")
+    finding = checks.open_files_finding(soft, hard)
+    assert finding.verdict.value == ("ok" if hint is None else "warning")
+    assert (hint or "") in (finding.hint or "")

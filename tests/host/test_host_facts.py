@@ -123,8 +123,8 @@ def test_host_without_proc_is_read(tmp_path):
     facts = read_host(NvidiaReport(), proc=tmp_path / "none", cgroup=tmp_path / "none")
     assert (facts.cpu_model, facts.cpu_features, facts.memory_available_bytes) == (None, (), None)
     assert facts.cpu_cores >= 1
-    here = host_json(read_host())
-    assert json.loads(json.dumps(here)) == here
+    stored = host_json(read_host())
+    assert json.loads(json.dumps(stored)) == stored
 
 
 def test_stored_host_names_nobody(machine, smi):

@@ -29,17 +29,17 @@ class Script:
     """A driver with two cards: samples, one after the other; the last one stays."""
 
     samples: dict[int, list[GpuSample]] = field(default_factory=dict)
-    asked: int = 0
+    sampled: int = 0
     closed: bool = False
     enough: threading.Event = field(default_factory=threading.Event)
-    wanted: int = 10**9
+    enough_samples: int = 10**9
 
     def cards(self):
         return [A, B]
 
     def sample(self, index):
-        self.asked += 1
-        if self.asked >= self.wanted:
+        self.sampled += 1
+        if self.sampled >= self.enough_samples:
             self.enough.set()
         return self._next(self.samples.get(index, [GpuSample()]))
 
@@ -67,12 +67,12 @@ def span(script, cards, seconds, looks=0):
     return meter.end()
 
 
-def watts(*values, **more):
-    return [GpuSample(power_w=value, **more) for value in values]
+def watts(*values):
+    return [GpuSample(power_w=value) for value in values]
 
 
 def test_the_energy_of_a_span_is_the_sum_of_its_power_samples():
-    found = span(Script({0: watts(100.0, 200.0, 300.0, 300.0)}), [A], 3.0, looks=2)
+    result = span(Script({0: watts(100.0, 200.0, 300.0, 300.0)}), [A], 3.0, looks=2)
     expected = {
         "joules": 150 + 250 + 300,
         "seconds": 3.0,
@@ -80,13 +80,13 @@ def test_the_energy_of_a_span_is_the_sum_of_its_power_samples():
         "max_w": 300.0,
         "source": SAMPLES,
     }
-    assert {key: found[key] for key in expected} == pytest.approx(expected)
+    assert {key: result[key] for key in expected} == pytest.approx(expected)
 
 
 def test_several_cards_add_up_and_are_listed():
-    found = span(Script({0: watts(60.0, 40.0), 1: watts(20.0, 40.0)}), [A, B], 10.0)
-    assert (found["joules"], found["max_w"]) == (800.0, 80.0)
-    listed = [(gpu["index"], gpu["name"], gpu["joules"]) for gpu in found["gpus"]]
+    result = span(Script({0: watts(60.0, 40.0), 1: watts(20.0, 40.0)}), [A, B], 10.0)
+    assert (result["joules"], result["max_w"]) == (800.0, 80.0)
+    listed = [(gpu["index"], gpu["name"], gpu["joules"]) for gpu in result["gpus"]]
     assert listed == [(0, "Card A", 500.0), (1, "Card B", 300.0)]
 
 
@@ -97,9 +97,9 @@ def test_heat_clocks_and_throttling_are_kept_by_card():
         GpuSample(100.0, 0x48, 59.0, 1500),
         GpuSample(100.0, 0x0, 58.0, 1980),
     ]
-    found = span(Script({0: looks}), [A], 3.0, looks=2)
-    assert found["throttled"] == ["hardware thermal", "power cap"]
-    assert (found["gpus"][0]["temperature_max_c"], found["gpus"][0]["sm_clock_min_mhz"]) == (
+    result = span(Script({0: looks}), [A], 3.0, looks=2)
+    assert result["throttled"] == ["hardware thermal", "power cap"]
+    assert (result["gpus"][0]["temperature_max_c"], result["gpus"][0]["sm_clock_min_mhz"]) == (
         61.0,
         1260,
     )
@@ -122,8 +122,8 @@ def test_only_some_reasons_are_throttling(bits, names):
 
 
 def test_a_card_that_tells_nothing_is_left_out():
-    found = span(Script({0: watts(50.0)}), [A, B], 10.0)
-    assert [gpu["index"] for gpu in found["gpus"]] == [0]
+    result = span(Script({0: watts(50.0)}), [A, B], 10.0)
+    assert [gpu["index"] for gpu in result["gpus"]] == [0]
     assert span(Script(), [A, B], 10.0) is None
 
 
@@ -134,26 +134,29 @@ def test_a_card_that_falls_silent_makes_the_sum_unknown():
 
 
 def test_the_thread_samples_while_a_span_lasts_and_ends_with_it():
-    script = Script({0: watts(50.0)}, wanted=4)
+    script = Script({0: watts(50.0)}, enough_samples=4)
     meter = PowerMeter(script, [A], sample_every_s=0.001)
     meter.begin()
     assert script.enough.wait(10)
     assert meter.end()["mean_w"] == pytest.approx(50.0)
-    asked = script.asked
+    sampled = script.sampled
     assert not [thread for thread in threading.enumerate() if thread.name == "power"]
-    assert script.asked == asked
+    assert script.sampled == sampled
 
 
 def test_a_new_span_knows_nothing_of_the_one_before():
     now = [0.0]
     script = Script({0: watts(100.0, 100.0, 20.0)})
     meter = PowerMeter(script, [A], clock=lambda: now[0], sample_every_s=3600)
-    found = []
+    results = []
     for _ in range(2):
         meter.begin()
         now[0] += 10
-        found.append(meter.end())
-    assert [(one["joules"], one["max_w"]) for one in found] == [(1000.0, 100.0), (200.0, 20.0)]
+        results.append(meter.end())
+    assert [(result["joules"], result["max_w"]) for result in results] == [
+        (1000.0, 100.0),
+        (200.0, 20.0),
+    ]
 
 
 def test_closing_ends_the_span_and_the_driver():
@@ -253,16 +256,14 @@ def test_older_drivers_tell_their_power_in_the_old_way(answer):
 
 def test_units_of_the_driver_become_watts():
     nvml, _ = opened(
-        FieldValues=field_value(
-            700_500
-        ),  # the power of the moment, before the mean of `PowerUsage`
+        FieldValues=field_value(700_500),  # the power of the moment counts, not the mean
         PowerUsage=lambda _: 612_000,
         CurrentClocksThrottleReasons=lambda _: 0x4,  # its name in older drivers
     )
     assert (nvml.sample(0).power_w, nvml.sample(0).reasons) == (700.5, 0x4)
 
 
-def test_a_refusal_of_the_moment_is_asked_again_and_what_a_card_does_not_tell_is_unknown():
+def test_what_was_refused_for_a_moment_is_asked_again():
     answers = [Refused(), 55_000]
 
     def power(_):
@@ -273,10 +274,21 @@ def test_a_refusal_of_the_moment_is_asked_again_and_what_a_card_does_not_tell_is
 
     nvml, _ = opened(PowerUsage=power)
     assert [nvml.sample(0).power_w, nvml.sample(0).power_w] == [None, 55.0]
+
+
+def test_what_a_card_does_not_report_is_unknown():
     silent, _ = opened()
     assert silent.sample(0) == GpuSample()
-    assert DriverNvml(binding(UUID=lambda _: "GPU-1")[0]).cards() == []  # it cannot be opened
-    assert open_meter("") is None  # with a GPU or without
+
+
+def test_a_card_that_cannot_be_opened_is_left_out():
+    module, _ = binding(UUID=lambda _: "GPU-1")
+    assert DriverNvml(module).cards() == []
+
+
+def test_without_a_visible_card_there_is_no_meter():
+    """With a GPU in the machine or without."""
+    assert open_meter("") is None
 
 
 def waited(answers, timeout_s=10.0):
@@ -287,21 +299,29 @@ def waited(answers, timeout_s=10.0):
         slept.append(seconds)
         now[0] += seconds
 
-    left = wait_until_clear(
+    held = wait_until_clear(
         lambda: answers.pop(0) if len(answers) > 1 else answers[0],
         {0: 0, 1: GIB},
         timeout_s,
         clock=lambda: now[0],
         sleep=sleep,
     )
-    return left, sum(slept)
+    return held, sum(slept)
 
 
-def test_waiting_ends_as_soon_as_memory_is_clear_or_time_is_up_or_nobody_can_tell():
-    full = {0: 8 * GIB}
-    about = {0: 1000, 1: GIB // 2, 2: 9 * GIB}  # the third was not there before
-    assert waited([full, full, about]) == ({}, 1.0)
-    assert waited([full], timeout_s=3.0) == (full, 3.0)
+FULL = {0: 8 * GIB}
+
+
+def test_waiting_ends_as_soon_as_memory_is_clear():
+    clear = {0: 1000, 1: GIB // 2, 2: 9 * GIB}  # the third was not there before
+    assert waited([FULL, FULL, clear]) == ({}, 1.0)
+
+
+def test_waiting_ends_when_its_time_is_up():
+    assert waited([FULL], timeout_s=3.0) == (FULL, 3.0)
+
+
+def test_nobody_waits_for_memory_that_is_not_reported():
     assert waited([None]) == (None, 0)
 
 
@@ -315,7 +335,7 @@ def test_memory_in_use_counts_the_cards_that_hold_something(script, tmp_path, mo
     script(f'cat "{tmp_path / "rows.csv"}"')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = {"used_bytes": 20 * GIB, "total_bytes": 24 * GIB, "gpus": 1, "source": "nvidia-smi"}
-    assert gpu_memory_in_use() == found
+    expected = {"used_bytes": 20 * GIB, "total_bytes": 24 * GIB, "gpus": 1, "source": "nvidia-smi"}
+    assert gpu_memory_in_use() == expected
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert gpu_memory_in_use() is None

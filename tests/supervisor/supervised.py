@@ -25,7 +25,7 @@ FAR = replace(LAUNCH, slots=8, reserve=2, place=PlacementRequest())
 
 
 class Changes:
-    """What is called for each change, and waits for one that brings what is wanted."""
+    """What is called for each change, and waits for one that makes a condition true."""
 
     def __init__(self):
         self._changed = asyncio.Event()
@@ -48,10 +48,10 @@ async def until(condition):
 
 
 @asynccontextmanager
-async def running(folder, launch=LAUNCH, engine=None, policy=POLICY, **more):
+async def running(folder, launch=LAUNCH, engine=None, policy=POLICY, **fields):
     """A replica, and a way to wait for something of it."""
     changes = Changes()
-    replica = Replica(launch, engine or Fake(), folder / "m-0.log", changes, policy, **more)
+    replica = Replica(launch, engine or Fake(), folder / "m-0.log", changes, policy, **fields)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(replica.run())
         yield replica, changes.until
@@ -124,23 +124,23 @@ class FarReplica(ReplicaMember):
         self.become(ReplicaState.STOPPED)
 
     async def log_since(self, offset, lines):
-        said = "one\ntwo\nthree\n"
+        log = "one\ntwo\nthree\n"
         if offset is not None:
-            text = said[offset:]
+            text = log[offset:]
         else:
-            text = "".join(said.splitlines(keepends=True)[-lines:])
-        return {"text": text, "offset": len(said)}
+            text = "".join(log.splitlines(keepends=True)[-lines:])
+        return {"text": text, "offset": len(log)}
 
 
 class Service:
     """What keeps replicas on other nodes, for a hive: a cluster that is ready, or fails."""
 
-    def __init__(self, failure=None, left=None, member=FarReplica):
+    def __init__(self, failure=None, not_ended=None, member=FarReplica):
         self.member = member
         self.story = []
         self.settled = True
         self._failure = failure
-        self._left = left
+        self._left = not_ended
 
     async def run(self):
         self.story.append("starts")
@@ -162,14 +162,15 @@ ANY_SERVICE = Service()
 IDLE_GATEWAY = """
 import json, socket, sys
 link = socket.socket(fileno=int(sys.argv[2]))
-told, answers = link.makefile("r"), link.makefile("w")
+messages, answers = link.makefile("r"), link.makefile("w")
 print('{"event": "listening"}', file=answers, flush=True)
-for message in map(json.loads, told):
+for message in map(json.loads, messages):
     if message.get("op") == "exit":
         break
     if "id" in message:
-        answer = {"event": {"drain": "drained"}.get(message["op"], "status"), "status": {}, "left": 0}
-        print(json.dumps({"id": message["id"], **answer}), file=answers, flush=True)
+        event = {"drain": "drained"}.get(message["op"], "status")
+        answer = {"event": event, "id": message["id"], "status": {}, "left": 0}
+        print(json.dumps(answer), file=answers, flush=True)
 """
 GATEWAY_ARGV = (sys.executable, "-Sc", IDLE_GATEWAY)
 
@@ -184,8 +185,8 @@ async def hive_of(
     gateway=GATEWAY_ARGV,
     setup=GatewaySetup(),  # noqa: B008 - it is frozen
 ):
-    """A supervisor whose gateway is a program that has nothing to do,
-    unless there is another one.
+    """A supervisor that is ready. Its gateway is a program that answers and does nothing, unless
+    another one is given.
     """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

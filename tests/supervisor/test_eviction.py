@@ -22,43 +22,51 @@ from skep.supervisor.eviction import (
 )
 from skep.units import GIB
 
+
+def load(model):
+    return [Action(Act.LOAD, model)]
+
+
+def drain(model):
+    return [Action(Act.DRAIN, model)]
+
+
+def unload(model):
+    return [Action(Act.UNLOAD, model)]
+
+
 IDLE = ModelUsage(busy=0, queued=0, idle_s=100.0)
 BUSY = ModelUsage(busy=1, queued=0, idle_s=None)
 WAITING = ModelUsage(busy=0, queued=1, idle_s=None)
 
 
-def two(need=6, have=10, loads="", **fields):
+def two_models(need=6, have=10, loads="", **fields):
     """Models `a` and `b` that need so much of one card; some of them are loaded."""
     models = [ModelSpec(name, {"gpu0": need}, **fields) for name in "ab"]
-    return made(models, MemoryBudget({"gpu0": have}), loads)
+    return eviction_of(models, MemoryBudget({"gpu0": have}), loads)
 
 
-def made(models, budget=None, loads=()):
-    if budget is not None:
-        eviction = Eviction(models, budget)
-    else:
-        eviction = Eviction(models)
+def eviction_of(models, budget=None, loads=()):
+    eviction = Eviction(models, budget)
     for name in loads:
         loaded(eviction, name)
     return eviction
 
 
 def loaded(eviction, model, now=0.0):
-    assert eviction.requested(model, now) == [Action(Act.LOAD, model)]
+    assert eviction.requested(model, now) == load(model)
     assert eviction.loaded(model, now) == []
 
 
 def test_an_idle_model_gives_way_at_once_but_is_drained_first():
-    eviction = two(loads="a")
+    eviction = two_models(loads="a")
     # Long loaded; whether it is idle nobody knows yet.
-    assert eviction.requested("b", 100.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.requested("b", 100.0) == drain("a")
     # Asked before it was drained: a request may have come since.
     assert eviction.take_figures({"a": IDLE}, 100.0, 100.1) == []
-    assert eviction.take_figures({"a": IDLE, "b": WAITING}, 100.2, 100.3) == [
-        Action(Act.UNLOAD, "a")
-    ]
+    assert eviction.take_figures({"a": IDLE, "b": WAITING}, 100.2, 100.3) == unload("a")
     assert eviction.take_figures({"a": IDLE, "b": WAITING}, 100.4, 100.5) == []
-    assert eviction.ended("a", 101.0) == [Action(Act.LOAD, "b")]
+    assert eviction.ended("a", 101.0) == load("b")
     assert eviction.ended("a", 101.0) == []
 
 
@@ -66,13 +74,13 @@ def test_an_idle_model_gives_way_at_once_but_is_drained_first():
     "waiting", [WAITING, None], ids=["a request waits", "the user asked, without a request"]
 )
 def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers(waiting):
-    eviction = two(loads="a")
+    eviction = two_models(loads="a")
     assert eviction.requested("b", 1.0, by_user=waiting is None) == []
     figures = {"a": BUSY, "b": waiting or ModelUsage(0, 0, None)}
     assert eviction.take_figures(figures, 2.0, 2.0) == []
-    assert eviction.take_figures(figures, 30.5, 30.5) == [Action(Act.DRAIN, "a")]
+    assert eviction.take_figures(figures, 30.5, 30.5) == drain("a")
     assert eviction.take_figures(figures, 31.0, 31.0) == []
-    assert eviction.take_figures({**figures, "a": IDLE}, 99.0, 99.0) == [Action(Act.UNLOAD, "a")]
+    assert eviction.take_figures({**figures, "a": IDLE}, 99.0, 99.0) == unload("a")
 
 
 @pytest.mark.parametrize(
@@ -90,22 +98,21 @@ def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers(waiting):
 )
 def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
     """(now, idle for so long): when another model waits."""
-    eviction = two(loads="a")
+    eviction = two_models(loads="a")
     eviction.requested("b", wanted_at)
     for now, idle_s in stays:
         assert eviction.take_figures({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == []
     now, idle_s = goes
-    assert eviction.take_figures({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == [
-        Action(Act.DRAIN, "a")
-    ]
+    figures = {"a": ModelUsage(0, 0, idle_s), "b": WAITING}
+    assert eviction.take_figures(figures, now, now) == drain("a")
 
 
 def test_of_idle_models_the_one_unused_longest_goes():
     models = [ModelSpec(name, {"gpu0": 4}) for name in "abc"]
-    eviction = made(models, MemoryBudget({"gpu0": 8}), loads="ab")
+    eviction = eviction_of(models, MemoryBudget({"gpu0": 8}), loads="ab")
     eviction.requested("c", 20.0)
     figures = {"a": ModelUsage(0, 0, 3.0), "b": ModelUsage(0, 0, 9.0), "c": WAITING}
-    assert eviction.take_figures(figures, 21.0, 21.0) == [Action(Act.DRAIN, "b")]
+    assert eviction.take_figures(figures, 21.0, 21.0) == drain("b")
 
 
 def test_only_what_is_in_the_way_goes():
@@ -114,26 +121,24 @@ def test_only_what_is_in_the_way_goes():
         ModelSpec("b", {"gpu1": 9}),
         ModelSpec("c", {"gpu1": 9}),
     ]
-    eviction = made(models, MemoryBudget({"gpu0": 10, "gpu1": 10}), loads="ab")
-    assert eviction.requested("c", 100.0) == [Action(Act.DRAIN, "b")]
+    eviction = eviction_of(models, MemoryBudget({"gpu0": 10, "gpu1": 10}), loads="ab")
+    assert eviction.requested("c", 100.0) == drain("b")
 
 
 def test_a_pinned_model_gives_way_to_nobody_but_the_user_may_unload_it():
     models = [ModelSpec("a", {"ram": 6}, pinned=True), ModelSpec("b", {"ram": 6})]
-    eviction = made(models, MemoryBudget({"ram": 10}), loads="a")
+    eviction = eviction_of(models, MemoryBudget({"ram": 10}), loads="a")
     (refused,) = eviction.requested("b", 100.0)
     assert refused.act is Act.REFUSE
     assert "`b` needs 6 B of ram, which has 4 B beside the pinned `a`; unpin" in refused.why
-    assert eviction.unload("a", 101.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.unload("a", 101.0) == drain("a")
     assert eviction.requested("b", 101.1, by_user=True) == []  # it waits, and is not refused
-    assert eviction.take_figures({"a": IDLE, "b": WAITING}, 102.0, 102.0) == [
-        Action(Act.UNLOAD, "a")
-    ]
-    assert eviction.ended("a", 103.0) == [Action(Act.LOAD, "b")]
+    assert eviction.take_figures({"a": IDLE, "b": WAITING}, 102.0, 102.0) == unload("a")
+    assert eviction.ended("a", 103.0) == load("b")
 
 
 def test_what_can_never_fit_is_refused_at_once_with_what_to_change():
-    eviction = two(need=20)
+    eviction = two_models(need=20)
     (refused,) = eviction.requested("a", 0.0)
     assert "`a` needs 20 B of gpu0, which has 10 B; take a smaller quantization" in refused.why
     assert eviction.states["a"].residency is Residency.OUT
@@ -141,12 +146,12 @@ def test_what_can_never_fit_is_refused_at_once_with_what_to_change():
 
 
 def test_no_more_models_than_allowed_are_loaded():
-    eviction = made(
+    eviction = eviction_of(
         [ModelSpec("a"), ModelSpec("b"), ModelSpec("c", pinned=True)],
         MemoryBudget(max_loaded=2),
         loads="ca",
     )
-    assert eviction.requested("b", 100.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.requested("b", 100.0) == drain("a")
     assert "raise `max_loaded`" in Eviction(
         [ModelSpec("a"), ModelSpec("p", pinned=True, on_demand=False)], MemoryBudget(max_loaded=1)
     ).why_never("a")
@@ -154,71 +159,66 @@ def test_no_more_models_than_allowed_are_loaded():
 
 def test_one_of_unknown_size_has_its_cards_alone():
     """Also where the machine's cards are not listed: Intel, AMD, Apple."""
-    unknown = [
+    unsized = [
         replace(LAUNCH, name=f"{model}-0", engine="vllm", model=model, on_demand=True)
         for model in "ab"
     ]
-    known = replace(LAUNCH, name="d-0", model="d", on_demand=True, room=(("gpu0", 1),))
-    for room, others in (({"ram": 64 * GIB}, unknown), ({"gpu0": 24}, [unknown[0], known])):
-        budget = MemoryBudget(room)
-        eviction = Eviction(model_specs(others, room), budget)
-        assert eviction.requested(others[0].model, 0.0) == [Action(Act.LOAD, others[0].model)]
-        assert eviction.requested(others[1].model, 0.1) == []
-    pinned = replace(known, pinned=True, on_demand=False)
-    told = Eviction(
-        model_specs([unknown[0], pinned], {"gpu0": 24}), MemoryBudget({"gpu0": 24})
-    ).why_never("a")
-    assert told == "`a` takes all of gpu0, where `d` is pinned; give `room` if it takes less"
+    sized = replace(LAUNCH, name="d-0", model="d", on_demand=True, room=(("gpu0", 1),))
+    for room, launches in (({"ram": 64 * GIB}, unsized), ({"gpu0": 24}, [unsized[0], sized])):
+        eviction = Eviction(model_specs(launches, room), MemoryBudget(room))
+        first, second = (launch.model for launch in launches)
+        assert eviction.requested(first, 0.0) == load(first)
+        assert eviction.requested(second, 0.1) == []
+    pinned = replace(sized, pinned=True, on_demand=False)
+    room = {"gpu0": 24}
+    eviction = Eviction(model_specs([unsized[0], pinned], room), MemoryBudget(room))
+    why = "`a` takes all of gpu0, where `d` is pinned; give `room` if it takes less"
+    assert eviction.why_never("a") == why
 
 
 def test_a_model_goes_after_its_time_without_a_request():
-    eviction = made(
+    eviction = eviction_of(
         [ModelSpec("a", idle_unload_s=60.0), ModelSpec("p", idle_unload_s=60.0, pinned=True)],
         loads="ap",
     )
     assert eviction.poll_s == POLL_S
     assert eviction.take_figures({"a": BUSY}, 80.0, 80.0) == []
     assert eviction.take_figures({"a": ModelUsage(0, 0, 30.0), "p": IDLE}, 120.0, 120.0) == []
-    assert eviction.take_figures({"a": ModelUsage(0, 0, 61.0), "p": IDLE}, 151.0, 151.0) == [
-        Action(Act.DRAIN, "a")
-    ]
+    figures = {"a": ModelUsage(0, 0, 61.0), "p": IDLE}
+    assert eviction.take_figures(figures, 151.0, 151.0) == drain("a")
     assert eviction.poll_s == POLL_SOON_S
-    assert eviction.take_figures({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == [
-        Action(Act.UNLOAD, "a")
-    ]
+    assert eviction.take_figures({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == unload("a")
 
 
 def test_a_request_that_comes_while_an_idle_model_drains_brings_it_back_afterwards():
-    eviction = made([ModelSpec("a", idle_unload_s=60.0)], loads="a")
-    assert eviction.take_figures({"a": IDLE}, 100.0, 100.0) == [Action(Act.DRAIN, "a")]
+    eviction = eviction_of([ModelSpec("a", idle_unload_s=60.0)], loads="a")
+    assert eviction.take_figures({"a": IDLE}, 100.0, 100.0) == drain("a")
     assert eviction.requested("a", 100.1) == []
-    assert eviction.take_figures({"a": WAITING}, 100.2, 100.2) == [Action(Act.UNLOAD, "a")]
-    assert eviction.ended("a", 101.0) == [Action(Act.LOAD, "a")]
+    assert eviction.take_figures({"a": WAITING}, 100.2, 100.2) == unload("a")
+    assert eviction.ended("a", 101.0) == load("a")
 
 
-def test_what_the_user_unloads_goes_when_its_answers_are_finished_and_comes_back_with_a_request():
-    eviction = two(pinned=True, loads="a")
-    assert eviction.unload("a", 1.0) == [Action(Act.DRAIN, "a")]
+def test_what_the_user_unloads_finishes_its_answers_and_comes_back_with_a_request():
+    eviction = two_models(pinned=True, loads="a")
+    assert eviction.unload("a", 1.0) == drain("a")
     assert eviction.unload("a", 1.0) == []
     assert eviction.requested("a", 1.5) == []
     assert eviction.take_figures({"a": ModelUsage(1, 1, None)}, 2.0, 2.0) == []
-    assert eviction.take_figures({"a": ModelUsage(0, 1, 0.1)}, 3.0, 3.0) == [
-        Action(Act.UNLOAD, "a")
-    ]
-    assert eviction.ended("a", 4.0) == [Action(Act.LOAD, "a")]
+    assert eviction.take_figures({"a": ModelUsage(0, 1, 0.1)}, 3.0, 3.0) == unload("a")
+    assert eviction.ended("a", 4.0) == load("a")
 
 
 def test_a_load_under_way_can_be_broken_off():
-    eviction = two()
+    eviction = two_models()
     eviction.requested("a", 0.0)
-    assert eviction.unload("a", 1.0) == [Action(Act.UNLOAD, "a")]
+    assert eviction.unload("a", 1.0) == unload("a")
     assert eviction.loaded("a", 1.0) == []
     assert eviction.ended("a", 2.0) == []
     assert eviction.states["a"].residency is Residency.OUT
 
 
 def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
-    eviction = two()
+    eviction = two_models()
     eviction.requested("a", 0.0)
     assert eviction.failed("a", "no memory", 1.0) == [
         Action(Act.REFUSE, "a", "no memory", BACK_OFF_S),
@@ -228,30 +228,45 @@ def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
     assert eviction.ended("a", 2.0) == []
     assert eviction.requested("a", 5.0) == [Action(Act.REFUSE, "a", "no memory", BACK_OFF_S - 4.0)]
     # The user need not wait.
-    assert eviction.requested("a", 6.0, by_user=True) == [Action(Act.LOAD, "a")]
+    assert eviction.requested("a", 6.0, by_user=True) == load("a")
     eviction.failed("a", "no memory", 7.0)
     eviction.ended("a", 8.0)
-    assert eviction.requested("a", 7.0 + BACK_OFF_S) == [Action(Act.LOAD, "a")]
+    assert eviction.requested("a", 7.0 + BACK_OFF_S) == load("a")
 
 
-def test_a_load_by_hand_that_succeeds_ends_the_back_off_and_what_is_not_on_demand_comes_back_too():
-    """Fetched, failed, mended, loaded by hand and unloaded again: the old reason holds no more."""
+def test_models_that_are_not_on_demand_are_loaded_once_at_the_beginning():
     eviction = Eviction([ModelSpec("a", on_demand=False), ModelSpec("b")])
-    assert eviction.begin(0.0) == [Action(Act.LOAD, "a")]
+    assert eviction.begin(0.0) == load("a")
     assert eviction.begin(0.0) == []
+
+
+def failed_after_an_unload():
+    """A model that is not on demand: the user unloaded it, a request loads it, and it fails."""
+    eviction = Eviction([ModelSpec("a", on_demand=False), ModelSpec("b")])
+    eviction.begin(0.0)
     eviction.loaded("a", 1.0)
     eviction.unload("a", 2.0)
     eviction.take_figures({"a": IDLE}, 3.0, 3.0)
     eviction.ended("a", 4.0)
     eviction.requested("a", 5.0)
-    assert Action(Act.UNLOAD, "a") in eviction.failed("a", "no memory", 6.0)
+    return eviction, eviction.failed("a", "no memory", 6.0)
+
+
+def test_one_that_the_user_unloaded_comes_and_goes_like_one_on_demand():
+    _, actions = failed_after_an_unload()
+    assert Action(Act.UNLOAD, "a") in actions
+
+
+def test_a_load_by_hand_that_succeeds_ends_the_back_off():
+    """Fetched, failed, mended, loaded by hand and unloaded again: the old reason holds no more."""
+    eviction, _ = failed_after_an_unload()
     eviction.ended("a", 7.0)
-    assert eviction.requested("a", 8.0, by_user=True) == [Action(Act.LOAD, "a")]
+    assert eviction.requested("a", 8.0, by_user=True) == load("a")
     eviction.loaded("a", 9.0)
     eviction.unload("a", 10.0)
-    assert eviction.take_figures({"a": IDLE}, 10.5, 10.5) == [Action(Act.UNLOAD, "a")]
+    assert eviction.take_figures({"a": IDLE}, 10.5, 10.5) == unload("a")
     eviction.ended("a", 11.0)
-    assert eviction.requested("a", 11.5) == [Action(Act.LOAD, "a")]
+    assert eviction.requested("a", 11.5) == load("a")
 
 
 def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
@@ -259,7 +274,7 @@ def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
     eviction.begin(0.0)
     eviction.failed("a", "no memory", 1.0)
     assert eviction.requested("a", 100.0) == []
-    assert eviction.requested("a", 100.0, by_user=True) == [Action(Act.LOAD, "a")]
+    assert eviction.requested("a", 100.0, by_user=True) == load("a")
 
 
 def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
@@ -268,23 +283,19 @@ def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
         ModelSpec("large", {"ram": 9}),
         ModelSpec("small", {"ram": 2}),
     ]
-    eviction = made(models, MemoryBudget({"ram": 10}), loads="a")
+    eviction = eviction_of(models, MemoryBudget({"ram": 10}), loads="a")
     assert eviction.requested("large", 1.0) == []
     assert eviction.requested("small", 2.0) == []
     figures = {"a": BUSY, "large": WAITING, "small": WAITING}
-    assert eviction.take_figures(figures, 31.0, 31.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.take_figures(figures, 31.0, 31.0) == drain("a")
     eviction.take_figures({**figures, "a": IDLE}, 32.0, 32.0)
-    assert eviction.ended("a", 33.0) == [Action(Act.LOAD, "large")]
+    assert eviction.ended("a", 33.0) == load("large")
 
 
 def test_after_a_reload_those_that_stay_keep_their_state():
-    eviction = two(loads="a")
-    assert (
-        eviction.become(
-            [ModelSpec("a", {"gpu0": 6}), ModelSpec("c")], MemoryBudget({"gpu0": 20}), 1.0
-        )
-        == []
-    )
+    eviction = two_models(loads="a")
+    models = [ModelSpec("a", {"gpu0": 6}), ModelSpec("c")]
+    assert eviction.become(models, MemoryBudget({"gpu0": 20}), 1.0) == []
     states = {name: state.residency for name, state in eviction.states.items()}
     assert states == {"a": Residency.IN, "c": Residency.OUT}
 
@@ -362,10 +373,8 @@ class World:
                 case Act.LOAD:
                     assert self.state[name] == "out"
                     self.state[name] = "loading"
-                    if name in self.flaky and self.chance.random() < 0.5:
-                        event = "failed"
-                    else:
-                        event = "loaded"
+                    fails = name in self.flaky and self.chance.random() < 0.5
+                    event = "failed" if fails else "loaded"
                     self.due.append((self.now + self.chance.uniform(0.1, 4.0), event, name))
                 case Act.DRAIN:
                     assert self.state[name] == "in"
@@ -383,25 +392,30 @@ class World:
         self.check_room()
 
     def check_room(self):
-        there = [self.models[name] for name, state in self.state.items() if state != "out"]
-        for place, have in self.memory_budget.room.items():
-            assert sum(model.room.get(place, 0) for model in there) <= have
-        assert self.memory_budget.max_loaded is None or len(there) <= self.memory_budget.max_loaded
+        budget = self.memory_budget
+        present = [self.models[name] for name, state in self.state.items() if state != "out"]
+        for place, have in budget.room.items():
+            assert sum(model.room.get(place, 0) for model in present) <= have
+        assert budget.max_loaded is None or len(present) <= budget.max_loaded
 
     def happen(self):
         for event in sorted(self.due):
-            if event[0] <= self.now:
-                self.due.remove(event)
-                _, kind, name = event
-                if kind == "failed":
-                    self.state[name] = "failed"
-                    self.do(self.eviction.failed(name, "flaky", self.now))
-                    assert self.eviction.failed(name, "flaky", self.now) == []
-                else:
-                    self.state[name] = {"loaded": "in", "ended": "out"}[kind]
-                    self.held.discard(name)
-                    self.do(getattr(self.eviction, kind)(name, self.now))
-                    assert getattr(self.eviction, kind)(name, self.now) == []
+            at, kind, name = event
+            if at > self.now:
+                continue
+            self.due.remove(event)
+            if kind != "failed":
+                self.held.discard(name)
+            self.state[name] = {"loaded": "in", "ended": "out", "failed": "failed"}[kind]
+            self.do(self.report(kind, name))
+            assert self.report(kind, name) == [], "a repeated event repeats no action"
+
+    def report(self, kind, name):
+        if kind == "failed":
+            return self.eviction.failed(name, "flaky", self.now)
+        if kind == "loaded":
+            return self.eviction.loaded(name, self.now)
+        return self.eviction.ended(name, self.now)
 
     def serve(self):
         for name in self.models:

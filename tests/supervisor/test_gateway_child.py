@@ -10,15 +10,15 @@ from skep.config import gateway_messages as messages
 from skep.supervisor.gateway_child import GatewayChild
 from skep.wire.json_pipe import JsonPipe
 
-# A gateway as the supervisor sees it: keeps the last table it was told, listens when a file is
-# there.
+# A gateway as the supervisor sees it: writes down the last table it was sent, and listens when a
+# file is there.
 CHILD = """
 import json, os, pathlib, socket, sys, time
 sock = socket.socket(fileno=int(sys.argv[sys.argv.index("--link-fd") + 1]))
 folder = pathlib.Path(sys.argv[1])
 link = sock.makefile("rwb")
-def say(**what):
-    link.write(json.dumps(what).encode() + b"\\n"); link.flush()
+def say(**message):
+    link.write(json.dumps(message).encode() + b"\\n"); link.flush()
 ready = False
 for line in link:
     message = json.loads(line)
@@ -32,7 +32,8 @@ for line in link:
     elif message.get("op") == "exit":
         break
     elif "id" in message:
-        say(event={"drain": "drained"}.get(message["op"], "status"), id=message["id"], left=0, status={})
+        event = {"drain": "drained"}.get(message["op"], "status")
+        say(event=event, id=message["id"], left=0, status={})
 """
 
 
@@ -41,9 +42,9 @@ async def test_a_new_gateway_has_the_newest_table(tmp_path):
     gateway`.
     """
     argv = [sys.executable, "-S", "-c", CHILD, str(tmp_path)]
-    told = {"setup": messages.GatewaySetup(), "log": tmp_path / "log"}
+    settings = {"setup": messages.GatewaySetup(), "log": tmp_path / "log"}
     with socket.socket() as listener:
-        gateway = GatewayChild(argv, listener, **told, changed=lambda: None)
+        gateway = GatewayChild(argv, listener, **settings, changed=lambda: None)
         gateway.publish(messages.ReplicaTable(models=("old",)))
         (tmp_path / "go").touch()
         running = asyncio.get_running_loop().create_task(gateway.run())

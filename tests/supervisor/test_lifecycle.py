@@ -44,14 +44,17 @@ def test_a_dead_engine_is_started_again_after_growing_pauses():
     assert life.restarts == 4
 
 
-def test_giving_up_says_why_and_an_end_that_would_come_again_is_not_tried_again_unless_it_is_asked_for():
-    """A missing file, an occupied port: the second start would fail like the first."""
+def test_a_replica_that_is_given_up_says_why():
     life = started()
     for n in range(3):
         life.exited(f"CUDA out of memory ({n})", 1.0)
         if life.due_at is not None:
             life.tick(life.due_at)
     assert (life.state, life.why) == (ReplicaState.FAILED, "CUDA out of memory (2)")
+
+
+def test_an_end_that_would_come_again_leads_to_a_start_only_on_request():
+    """A missing file, an occupied port: the second start would fail like the first."""
     life = started()
     life.exited("port 9 is in use", 0.5, final=True)
     assert life.state is ReplicaState.FAILED
@@ -88,36 +91,44 @@ def test_a_restart_that_was_asked_for_is_no_failure():
 
 
 @pytest.mark.parametrize(
-    ("said", "by_itself", "why"),
+    ("exit_text", "by_itself", "why"),
     [
         ("killed by signal 15", False, "the warm-up generation failed: HTTP 500"),
         ("CUDA error at layer 3 (exit code 42)", True, "CUDA error at layer 3 (exit code 42)"),
     ],
 )
-def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason_unless_the_engine_has_a_better_one(
-    said, by_itself, why
+def test_a_failed_warm_up_keeps_its_reason_unless_the_engine_has_a_better_one(
+    exit_text, by_itself, why
 ):
-    """The last words of one that died by itself say more than our broken connection."""
+    """The last lines of an engine that died by itself say more than our broken connection."""
     life = started()
     life.addressed("http://e")
     life.healthy(1.0)
     assert life.warm_up_failed("HTTP 500") is LifecycleAction.TERMINATE
-    life.exited(said, 2.0, by_itself=by_itself)
+    life.exited(exit_text, 2.0, by_itself=by_itself)
     assert life.why == why
 
 
-def test_a_stop_while_waiting_for_cards_or_for_a_restart_starts_nothing_and_late_words_change_nothing():
+def test_a_stop_while_it_waits_for_cards_starts_nothing():
     life = started()
     life.must_wait()
     assert (life.stop(), life.state) == (None, ReplicaState.STOPPED)
+
+
+def test_a_stop_while_it_waits_for_a_restart_starts_nothing():
     life = ready_life()
     life.exited("boom", 10.0)
     assert life.stop() is None
     assert life.state is ReplicaState.STOPPED
     assert life.tick(1000.0) is None
+
+
+def test_events_that_come_after_a_stop_change_nothing():
     life = ready_life()
     life.stop()
-    assert (life.healthy(3.0), life.warmed(3.0), life.addressed("http://x")) == (None, None, None)
+    assert life.healthy(3.0) is None
+    assert life.warmed(3.0) is None
+    assert life.addressed("http://x") is None
 
 
 def test_one_that_has_to_wait_for_its_cards_is_not_late():

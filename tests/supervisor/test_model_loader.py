@@ -65,19 +65,19 @@ class StubReplicas:
 
 
 class Setup:
-    """A loader, its replicas, what it published to gateways and said to them."""
+    """A loader, its replicas, what it published and sent to gateways."""
 
     def __init__(self, launches, tasks, figures):
         self.replicas = StubReplicas(launches)
         self.published = []
-        self.said = []
-        self.asked = asyncio.Event()
+        self.messages = []
+        self.figures_asked = asyncio.Event()
         self._figures = figures
         self.loader = ModelLoader(
             self.replicas,
             tasks,
             status=self._status,
-            say=self.said.append,
+            say=self.messages.append,
             changed=self._changed,
         )
 
@@ -86,7 +86,7 @@ class Setup:
         self.published.append(self.loader.dormant())
 
     async def _status(self):
-        self.asked.set()
+        self.figures_asked.set()
         if self._figures:
             return GatewayStatus(models=self._figures)
         return None
@@ -105,8 +105,8 @@ class Setup:
 async def loader_of(*models, figures=None, max_loaded=None, begin=False):
     """For launches of these models: a name, and what else its launch says."""
     launches = [
-        Launch(f"{name}-0", "fake", name, None, slots=1, context_tokens=100, threads=1, **more)
-        for name, more in models
+        Launch(f"{name}-0", "fake", name, None, slots=1, context_tokens=100, threads=1, **fields)
+        for name, fields in models
     ]
     async with asyncio.TaskGroup() as tasks:
         setup = Setup(launches, tasks, figures)
@@ -154,10 +154,10 @@ async def test_an_unload_ends_also_if_the_model_fails_while_it_drains():
 async def test_a_load_is_not_refused_because_another_replica_changed_meanwhile():
     async with loader_of(("a", {}), begin=True) as (setup, _):
         setup.become("a", FAILED)
-        setup.said.clear()
+        setup.messages.clear()
         await setup.loader.load("a", wait=False)
         setup.loader.look()  # some other replica changed
-        assert setup.said == []
+        assert setup.messages == []
 
 
 async def test_a_gateway_is_told_of_a_model_that_was_given_up_and_that_it_comes_back():

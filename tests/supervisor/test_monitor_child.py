@@ -56,14 +56,17 @@ async def test_one_that_dies_is_started_again_until_it_is_stopped(tmp_path):
     assert child.pid is None
 
 
-async def test_nothing_is_started_before_somebody_wants_it_and_what_runs_goes_when_it_is_stopped(
-    tmp_path,
-):
+async def test_nothing_is_started_before_it_is_woken(tmp_path):
     async with running(tmp_path, begin=False) as (child, log):
         for _ in range(3):
             await asyncio.sleep(0)
         assert (child.pid, log.exists()) == (None, False)
         assert child.wake()
+        await begun(log, 1)
+
+
+async def test_what_runs_ends_when_it_is_stopped_and_cannot_be_woken(tmp_path):
+    async with running(tmp_path) as (child, log):
         await begun(log, 1)
         pid = child.pid
     assert not alive(pid)
@@ -105,9 +108,9 @@ async def test_a_target_added_while_it_runs_wakes_it(tmp_path, argv, running):
     with socket.socket() as listener:
         hive = Hive((), ("/bin/false",), GatewaySetup(), "http://x", tmp_path, monitor_argv=argv)
         supervisor = Supervisor(hive, listener, lambda _s: None)
-        told = await answer(supervisor, {"op": "monitor"})
+        response = await answer(supervisor, {"op": "monitor"})
         await supervisor.monitor.stop()
-    assert told == {"ok": True, "running": running, "pid": None}
+    assert response == {"ok": True, "running": running, "pid": None}
 
 
 @pytest.mark.slow
@@ -116,24 +119,12 @@ def test_it_begins_with_the_first_target_and_ends_however_the_hive_does(skep, en
         return json.loads(skep("monitor", "status", "--json", check=0).stdout)["loop"]["pid"]
 
     with FakeEngine(slots=2, token_ms=1) as engine:
-        start = (
-            "gateway",
-            "-d",
-            "--json",
-            "--port",
-            "0",
-            "--upstream",
-            engine.url,
-            "--slots",
-            "2",
-        )
+        start = f"gateway -d --json --port 0 --upstream {engine.url} --slots 2".split()
         up = json.loads(skep(*start, check=0).stdout)
-        assert not (
-            user_paths(env).logs / "monitor.log"
-        ).exists()  # nothing is watched: no process
-        added = json.loads(
-            skep("monitor", "add", "gw", "--short", "8", "--no-long", "--json", check=0).stdout
-        )
+        log = user_paths(env).logs / "monitor.log"
+        assert not log.exists(), "nothing is watched: no process"
+        add = ["monitor", "add", "gw", "--short", "8", "--no-long", "--json"]
+        added = json.loads(skep(*add, check=0).stdout)
         assert (added["kind"], added["probing"]) == ("gateway", True)
         first = eventually(loop)
         eventually(lambda: "target='gw' outcome=done" in skep("logs", "monitor").stdout)

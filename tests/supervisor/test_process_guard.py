@@ -20,7 +20,7 @@ KEY = "a-key-of-this-hive"
 class GuardedEngine:
     def __init__(self, log, *argv):
         self.link, theirs = socket.socketpair()
-        told = [
+        options = [
             "--link-fd",
             str(theirs.fileno()),
             "--log",
@@ -32,7 +32,7 @@ class GuardedEngine:
         ]
         with theirs:
             self.guard = subprocess.Popen(
-                [sys.executable, "-m", "skep.supervisor.process_guard", *told],
+                [sys.executable, "-m", "skep.supervisor.process_guard", *options],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -50,14 +50,14 @@ class GuardedEngine:
 
 @pytest.fixture
 def guarded(tmp_path):
-    made = []
+    engines = []
 
     def make(*argv):
-        made.append(GuardedEngine(tmp_path / "engine.log", *argv))
-        return made[-1]
+        engines.append(GuardedEngine(tmp_path / "engine.log", *argv))
+        return engines[-1]
 
     yield make
-    for engine in made:
+    for engine in engines:
         engine.close()
 
 
@@ -177,11 +177,11 @@ def test_an_engine_that_cannot_be_started_is_reported_like_one_that_died(guarded
 def test_a_key_that_the_engine_says_is_not_in_its_log_however_it_is_cut(step, tmp_path):
     """SGLang logs all its arguments."""
     log = RotatingLog(tmp_path / "e.log", hidden=KEY)
-    said = (
+    output = (
         f"a-key\nserver_args=(api_key='{KEY}', a-key-of-this-house)\n{KEY}{KEY}\nthe end a-k"
     ).encode()
-    for start in range(0, len(said), step):
-        log.write(said[start : start + step])
+    for start in range(0, len(output), step):
+        log.write(output[start : start + step])
     hidden = HIDDEN.decode()
     lines = [
         "a-key",
@@ -221,7 +221,7 @@ def test_a_log_is_rotated_and_keeps_its_last_lines_for_its_user_alone(tmp_path):
     assert all(path.stat().st_size <= 1100 for path in folder.iterdir())
     assert log.tail == [f"line {n} of the engine" for n in (197, 198, 199)] + ["unfinished"]
     assert {mode_of(path) for path in folder.iterdir()} == {0o600}
-    assert {mode_of(one) for one in (folder.parent, folder)} == {0o700}
+    assert {mode_of(path) for path in (folder.parent, folder)} == {0o700}
 
 
 def test_logs_that_others_could_read_are_closed_to_them_when_they_are_opened(tmp_path):

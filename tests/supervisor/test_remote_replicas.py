@@ -25,8 +25,13 @@ SECOND = replace(FAR, name="m-1")
 
 
 def told(replicas, *keys):
-    """What the gateway is told of each."""
+    """These fields of each replica, as the gateway has them."""
     return [tuple(getattr(row, key) for key in keys) for row in replicas.table({}).replicas]
+
+
+def draining(supervisor):
+    """Which replicas get nothing new, as the gateway has it."""
+    return [replica.draining for replica in supervisor.replica_set.table({}).replicas]
 
 
 async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):
@@ -39,33 +44,38 @@ async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp
 
 
 async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
-    service = Service()
-    async with hive_of(tmp_path, FAR, SECOND, remote=service) as (supervisor, _):
+    async with hive_of(tmp_path, FAR, SECOND) as (supervisor, _):
         supervisor.replica_set.find("m-1").slots = 3
         rows = {row["name"]: row for row in supervisor.rows(None)}
-        assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [
-            ("a", 8),
-            ("b", 3),
-        ]
-        assert rows["gateway"]["slots"] == 11
-        assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
-        assert [row["name"] for row in description(supervisor)["replicas"]] == ["m-0", "m-1"]
+        replicas = description(supervisor)["replicas"]
+    places = [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")]
+    assert places == [("a", 8), ("b", 3)]
+    assert rows["gateway"]["slots"] == 11
+    assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
+    assert [row["name"] for row in replicas] == ["m-0", "m-1"]
+
+
+async def test_a_replica_is_drained_by_its_name_and_undrained(tmp_path):
+    service = Service()
+    async with hive_of(tmp_path, FAR, SECOND, remote=service) as (supervisor, _):
         await ask(supervisor, {"op": "drain", "name": "m-1"})
-        assert told(supervisor.replica_set, "draining") == [(False,), (True,)]
+        assert draining(supervisor) == [False, True]
         with pytest.raises(EngineError, match="there is no replica `z`") as caught:
             await ask(supervisor, {"op": "drain", "name": "z"})
         assert caught.value.hint == "known: m-0, m-1"
         await ask(supervisor, {"op": "undrain", "name": "m-1"})
-        assert told(supervisor.replica_set, "draining") == [(False,), (False,)]
-        log = await ask(supervisor, {"op": "log", "name": "m-0", "lines": 2})
-        assert log == {"ok": True, "text": "two\nthree\n", "offset": 14}
-        assert (await ask(supervisor, {"op": "log", "name": "m-0", "offset": 8}))[
-            "text"
-        ] == "three\n"
-        assert await ask(supervisor, {"op": "log", "name": "gateway"}) == {"ok": True}, (
-            "its log is a file here"
-        )
+        assert draining(supervisor) == [False, False]
     assert service.story == ["starts", "stop"]
+
+
+async def test_a_log_elsewhere_comes_over_the_control_socket(tmp_path):
+    async with hive_of(tmp_path, FAR) as (supervisor, _):
+        tail = await ask(supervisor, {"op": "log", "name": "m-0", "lines": 2})
+        assert tail == {"ok": True, "text": "two\nthree\n", "offset": 14}
+        rest = await ask(supervisor, {"op": "log", "name": "m-0", "offset": 8})
+        assert rest["text"] == "three\n"
+        gateway = await ask(supervisor, {"op": "log", "name": "gateway"})
+        assert gateway == {"ok": True}, "its log is a file of this machine"
 
 
 async def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_called_ready(tmp_path):
@@ -98,7 +108,7 @@ async def test_one_that_cannot_be_told_to_restart_is_let_in_again(tmp_path):
     async with hive_of(tmp_path, FAR, remote=Service(member=Deaf)) as (supervisor, _):
         with pytest.raises(EngineError, match="cannot be started anew"):
             await ask(supervisor, {"op": "restart", "name": "m-0"})
-        assert told(supervisor.replica_set, "draining") == [(False,)]
+        assert draining(supervisor) == [False]
 
 
 async def test_one_that_was_restarted_in_a_moment_is_let_in_again(tmp_path):
@@ -107,19 +117,20 @@ async def test_one_that_was_restarted_in_a_moment_is_let_in_again(tmp_path):
         await ask(supervisor, {"op": "restart", "name": "m-0"})
         member = supervisor.replica_set.find("m-0")
         member._changed()
-        assert (member.restarted, told(supervisor.replica_set, "draining")) == (1, [(True,)])
+        assert member.restarted == 1
+        assert draining(supervisor) == [True]
         member.life.restarts += 1
         member._changed()
-        assert told(supervisor.replica_set, "draining") == [(False,)]
+        assert draining(supervisor) == [False]
 
 
 LEFT = "the cluster does not answer: its replicas end by themselves within 60 s"
 
 
-@pytest.mark.parametrize(("said", "left"), [(None, []), (LEFT, [LEFT])])
-async def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, said, left):
+@pytest.mark.parametrize(("answer", "left_behind"), [(None, []), (LEFT, [LEFT])])
+async def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, answer, left_behind):
     path = tmp_path / "control"
-    async with hive_of(tmp_path, FAR, remote=Service(left=said), control=path) as (
+    async with hive_of(tmp_path, FAR, remote=Service(not_ended=answer), control=path) as (
         supervisor,
         until,
     ):
@@ -130,36 +141,36 @@ async def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, said, left):
         writer.write(b'{"op": "down", "drain_s": 0}\n')
         await until(lambda: supervisor.phase == "stopping")
     lines = [json.loads(line) for line in (await reader.read()).splitlines()]
-    assert (lines[0]["ok"], lines[1:]) == (True, [{"left_behind": left}])
+    assert (lines[0]["ok"], lines[1:]) == (True, [{"left_behind": left_behind}])
     assert await onlooker.read() == b"", "who asked for something else hears nothing"
     for end in (looking, writer):
         end.close()
 
 
 @pytest.mark.parametrize(
-    ("last", "left"), [(b'{"left_behind": ["x"]}\n', ["x"]), (b"", []), (b'{"left', [])]
+    ("last", "left_behind"), [(b'{"left_behind": ["x"]}\n', ["x"]), (b"", []), (b'{"left', [])]
 )
-def test_the_last_words_may_come_with_the_answer_or_not_at_all(tmp_path, last, left):
+def test_the_last_words_may_come_with_the_answer_or_not_at_all(tmp_path, last, left_behind):
     document = {"ok": True, "pid": 2**30, "drain_s": 0.0, "stop_s": 5.0}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "control"))
         listener.listen()
 
         def answer():
-            with listener.accept()[0] as asked:
-                asked.recv(1000)
-                asked.sendall(json.dumps(document).encode() + b"\n" + last)
+            with listener.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(json.dumps(document).encode() + b"\n" + last)
 
         with ThreadPoolExecutor() as beside:
             beside.submit(answer)
-            assert ask_down(tmp_path / "control") == left
+            assert ask_down(tmp_path / "control") == left_behind
 
 
 async def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
     for launch, remote, stop_s in ((LAUNCH, None, 15.0), (FAR, Service(), 75.0)):
         async with hive_of(tmp_path, launch, remote=remote) as (supervisor, _):
-            told = await ask(supervisor, {"op": "down", "drain_s": 0.0})
-            assert (told["drain_s"], told["stop_s"]) == (0.0, stop_s)
+            response = await ask(supervisor, {"op": "down", "drain_s": 0.0})
+            assert (response["drain_s"], response["stop_s"]) == (0.0, stop_s)
 
 
 # Fewer replicas than there are: those with the last numbers go
@@ -187,7 +198,9 @@ async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_
         replicas.find("m-0").become(ReplicaState.FAILED)
         answered.set()
         await going
-        assert (replicas.names, hive.phase, hive._stop_asked.is_set()) == (["m-0"], "ready", False)
+        assert replicas.names == ["m-0"]
+        assert hive.phase == "ready"
+        assert not hive._stop_asked.is_set()
 
 
 # Settings with another number of replicas
@@ -204,8 +217,7 @@ async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_
     ],
 )
 def test_tables_of_one_model_share_a_number_the_first_ones_first(have, total, want):
-    served = (*(Serve(model="m", replicas=n) for n in have), Serve(model="n"))
-    assert [one.replicas for one in rescaled(Settings(serve=served), "m", total).serve] == [
-        *want,
-        1,
-    ]
+    tables = [Serve(model="m", replicas=count) for count in have]
+    settings = Settings(serve=(*tables, Serve(model="n")))
+    after = rescaled(settings, "m", total)
+    assert [serve.replicas for serve in after.serve] == [*want, 1]

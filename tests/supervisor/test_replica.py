@@ -32,7 +32,7 @@ async def test_a_frozen_engine_is_noticed_and_started_anew(tmp_path):
 
 
 async def test_a_bug_in_a_diagnosis_costs_an_explanation_and_nothing_else(tmp_path):
-    def puzzled(*_said, **_more):
+    def puzzled(*_args, **_options):
         raise ValueError("a rule has a bug")
 
     broken = replace(LAUNCH, extra=("--crash-at-start=error: no memory", "--exit-code=3"))
@@ -44,9 +44,9 @@ async def test_a_bug_in_a_diagnosis_costs_an_explanation_and_nothing_else(tmp_pa
 async def test_while_its_death_is_being_explained_a_replica_serves_nobody(tmp_path):
     served = []
 
-    def watched(*said, **more):
+    def watched(*args, **options):
         served.append(replica.life.serving)
-        return explain_exit(*said, **more)
+        return explain_exit(*args, **options)
 
     async with running(tmp_path, explain=watched) as (replica, changed):
         await changed(lambda: replica.life.serving)
@@ -103,8 +103,8 @@ async def test_a_simulated_engine_is_not_checked(tmp_path):
 
 
 async def test_a_port_that_somebody_has_is_named_and_nothing_is_started(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         async with running(tmp_path, replace(LAUNCH, port=port), policy=ONCE) as (
             replica,
             changed,
@@ -149,14 +149,14 @@ async def test_an_engine_does_not_get_the_keys_of_the_gateway_and_of_servers_of_
     for name in keys:
         monkeypatch.setenv(name, "secret")
     order.hide([replace(LAUNCH, url="http://box:1", key_env="BOX_KEY")])
-    told = tmp_path / "env.json"
+    dump = tmp_path / "env.json"
     script = (
-        f"import json, os, time; open({str(told)!r}, 'w').write(json.dumps(dict(os.environ))); "
+        f"import json, os, time; open({str(dump)!r}, 'w').write(json.dumps(dict(os.environ))); "
         "time.sleep(60)"
     )
     async with running(tmp_path, LAUNCH, Script(script), start_order=order):
-        await until(lambda: told.exists() and told.read_text().endswith("}"))
-    assert json.loads(told.read_text()).keys().isdisjoint(keys)
+        await until(lambda: dump.exists() and dump.read_text().endswith("}"))
+    assert json.loads(dump.read_text()).keys().isdisjoint(keys)
 
 
 async def test_a_server_of_others_on_the_engines_port_is_not_the_engine(tmp_path):
@@ -179,8 +179,10 @@ async def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(
         )
         (tmp_path / name / "llama-server").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'other'}:{os.environ['PATH']}")
-    own = str(tmp_path / "own" / "llama-server")
-    launch = replace(LAUNCH, engine="llamacpp", on_demand=True, binary=own, checkpoint="/m.gguf")
+    binary = str(tmp_path / "own" / "llama-server")
+    launch = replace(
+        LAUNCH, engine="llamacpp", on_demand=True, binary=binary, checkpoint="/m.gguf"
+    )
     with closing(socket.socket()) as listener:
         hive = Hive((launch,), ("true",), GatewaySetup(), "http://x", tmp_path)
         supervisor = Supervisor(hive, listener, lambda _s: None)

@@ -1,5 +1,5 @@
 """Replicas that share a card start one after the other, others at once; dormant ones wait until
-they are wanted.
+they are woken.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ async def test_those_that_share_a_card_start_one_after_the_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", [("--exit-code=78",), ()], ids=["given up", "tried again and again"]
+    "options", [("--exit-code=78",), ()], ids=["given up", "tried again and again"]
 )
-async def test_one_that_dies_at_its_start_holds_up_nobody(tmp_path, more):
+async def test_one_that_dies_at_its_start_holds_up_nobody(tmp_path, options):
     """Between two starts it measures nothing: whoever waits goes on."""
-    broken = replace(ONE, extra=("--crash-at-start=error", *more))
+    broken = replace(ONE, extra=("--crash-at-start=error", *options))
     async with replicas_of(tmp_path, broken, TWO) as replicas:
         await replicas.until(lambda: replicas.replicas.find("m-1").settled)
         for states in replicas.history:
             assert list(states.values()).count("starting") < 2
-        assert not more or replicas.replicas.find("m-0").life.state is ReplicaState.FAILED
+        assert not options or replicas.replicas.find("m-0").life.state is ReplicaState.FAILED
 
 
 async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(tmp_path):
-    async with replicas_of(tmp_path, ON_DEMAND, replace(ON_DEMAND, name="m-1")) as made:
-        replicas = made.replicas
+    async with replicas_of(tmp_path, ON_DEMAND, replace(ON_DEMAND, name="m-1")) as setup:
+        replicas = setup.replicas
 
         def states():
             return [replicas.shown_state(member) for member in replicas.members]
@@ -56,7 +56,7 @@ async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(t
         assert (states(), replicas.models) == (["unloaded", "unloaded"], ("m",))
         replicas.wake("m")
         replicas.wake("m")
-        await made.until(lambda: all(member.settled for member in replicas.members))
+        await setup.until(lambda: all(member.settled for member in replicas.members))
         assert replicas.serves("m")
         replicas.hold("m")
         assert (states(), replicas.serves("m")) == (["draining", "draining"], False)
@@ -82,8 +82,8 @@ async def test_one_that_waits_for_its_turn_is_started_once_though_it_is_restarte
 
 async def test_one_that_restarts_by_itself_waits_for_another_that_starts_on_its_card(tmp_path):
     first = replace(LAUNCH, gpus=(0,))
-    other = replace(first, name="n-0", model="n", on_demand=True, extra=("--load-s=0.5",))
-    async with replicas_of(tmp_path, first, other) as replicas:
+    rival = replace(first, name="n-0", model="n", on_demand=True, extra=("--load-s=0.5",))
+    async with replicas_of(tmp_path, first, rival) as replicas:
         await replicas.until(lambda: replicas.replicas.find("m-0").settled)
         replicas.replicas.wake("n")
         await replicas.until(lambda: replicas.replicas.find("n-0").pid is not None)
@@ -117,12 +117,14 @@ async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes
         ) == (4, 2)
 
 
-async def test_one_that_waits_for_its_turn_can_be_dismissed_and_two_that_end_the_same_one_both_wait_for_its_end(
-    tmp_path,
-):
+async def test_one_that_waits_for_its_turn_can_be_removed(tmp_path):
     async with replicas_of(tmp_path, SLOW, TWO) as replicas:
         await replicas.replicas.remove_replica("m-1", 0.0)
         assert replicas.replicas.names == ["m-0"]
+
+
+async def test_two_that_end_the_same_replica_both_wait_for_its_end(tmp_path):
+    async with replicas_of(tmp_path, SLOW) as replicas:
         member = replicas.replicas.find("m-0")
         await replicas.until(lambda: member.pid is not None)
         await asyncio.gather(
@@ -151,14 +153,12 @@ async def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
         reload.cancel()
 
 
-async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts_as_unloaded(
-    tmp_path,
-):
-    async with replicas_of(tmp_path, ON_DEMAND) as made:
-        replicas = made.replicas
+async def test_a_reload_during_an_unload_leaves_no_process_that_counts_as_unloaded(tmp_path):
+    async with replicas_of(tmp_path, ON_DEMAND) as setup:
+        replicas = setup.replicas
         replicas.wake("m")
-        await made.until(lambda: replicas.find("m-0").settled)
-        going = made.tasks.create_task(replicas.unload_model("m"))
+        await setup.until(lambda: replicas.find("m-0").settled)
+        going = setup.tasks.create_task(replicas.unload_model("m"))
         while replicas._replicas["m-0"].has_process:  # it is being ended
             await asyncio.sleep(0)
         await replicas.become(
@@ -203,7 +203,7 @@ def test_only_what_an_engine_is_started_with_wants_a_new_start(launch, change, r
     """The rest is told to the gateway; where a replica may stand matters when it is started
     anew.
     """
-    found = changes([launch], [replace(launch, **change)])
-    assert (found.changed, found.adjusted) == (
+    plan = changes([launch], [replace(launch, **change)])
+    assert (plan.changed, plan.adjusted) == (
         ((launch.name,), ()) if restarts else ((), (launch.name,))
     )

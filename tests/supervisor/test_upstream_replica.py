@@ -41,21 +41,20 @@ def models(*names):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "version", "told"),
+    ("metrics", "version", "facts"),
     [
         (b"vllm:num_requests_running 0\n", b'{"version": "1.2"}', ("metrics", 30, "vllm 1.2")),
         (b"sglang:num_running_reqs 0\n", b'{"version": "1.2"}', ("metrics", 30, "sglang 1.2")),
         (b"up 1\n", (404, b""), ("", 5, "remote")),
     ],
 )
-def test_a_server_that_counts_requests_is_asked_by_its_metrics_and_one_that_tells_nothing_gets_a_short_bound(
-    metrics, version, told
-):
-    found = told_by(
+def test_a_server_that_counts_no_requests_gets_a_short_release_bound(metrics, version, facts):
+    """One that counts them is asked by its metrics."""
+    info = told_by(
         {"/v1/models": models("m"), "/slots": b"{}", "/metrics": metrics, "/version": version}
     )
-    assert (found.confirms, found.release_bound_s, found.version(), found.simulated) == (
-        *told,
+    assert (info.confirms, info.release_bound_s, info.version(), info.simulated) == (
+        *facts,
         False,
     )
 
@@ -73,11 +72,9 @@ def test_a_server_that_counts_requests_is_asked_by_its_metrics_and_one_that_tell
         "no list: taken at its word",
     ],
 )
-def test_a_model_that_was_chosen_is_taken_with_a_note_where_the_server_does_not_list_it(
-    answers, note
-):
-    found = told_by(answers, "mine")
-    assert (found.model, found.note) == ("mine", note)
+def test_a_chosen_model_is_taken_with_a_note_where_the_server_does_not_list_it(answers, note):
+    info = told_by(answers, "mine")
+    assert (info.model, info.note) == ("mine", note)
 
 
 @pytest.mark.parametrize(
@@ -227,20 +224,34 @@ def test_stopping_does_not_wait_for_a_server_that_hangs():
         asyncio.run(run(listener))
 
 
-def test_a_server_with_slots_is_llama_cpp_and_one_with_a_key_tells_them_to_who_shows_it(
-    monkeypatch,
-):
-    """It was asked without the key, so it was taken for one that cannot tell."""
-    monkeypatch.setenv("FAR_KEY", "k-far")
+@pytest.fixture(scope="module")
+def locked_engine():
     with FakeEngine(key="k-far") as engine:
-        found = asyncio.run(probe_upstream(replace(launch(engine.url), key_env="FAR_KEY")))
-        with pytest.raises(UpstreamUnavailable, match="requires an API key"):
-            find(engine.url)
-    assert (found.model, found.confirms, found.version()) == (
-        "fake-model",
-        "slots",
-        "llama.cpp skep-fake",
-    )
-    assert found.release_bound_s == 30
-    # The fake engine says what it is, and figures made on it must not pass for real ones.
-    assert found.simulated
+        yield engine
+
+
+@pytest.fixture
+def info(locked_engine, monkeypatch):
+    """What a server with a key says of itself to who has the key."""
+    monkeypatch.setenv("FAR_KEY", "k-far")
+    return asyncio.run(probe_upstream(replace(launch(locked_engine.url), key_env="FAR_KEY")))
+
+
+def test_a_server_with_slots_is_llama_cpp(info):
+    """It was asked without the key, so it was taken for one that cannot tell."""
+    assert (info.confirms, info.version()) == ("slots", "llama.cpp skep-fake")
+    assert info.release_bound_s == 30
+
+
+def test_the_only_model_of_a_server_is_found(info):
+    assert info.model == "fake-model"
+
+
+def test_the_fake_engine_says_what_it_is(info):
+    """Figures made on it must not pass for real ones."""
+    assert info.simulated
+
+
+def test_a_server_with_a_key_says_nothing_to_who_has_none(locked_engine):
+    with pytest.raises(UpstreamUnavailable, match="requires an API key"):
+        find(locked_engine.url)

@@ -72,7 +72,8 @@ def parse_links(topo_text: str) -> Links:
     """Return one (gpu, gpu, kind) per pair, from the matrix of `nvidia-smi topo -m`; network cards
     are skipped.
     """
-    lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", topo_text).splitlines()]
+    plain_text = re.sub(r"\x1b\[[0-9;]*m", "", topo_text)
+    lines = [line.split() for line in plain_text.splitlines()]
     header = next((words for words in lines if "GPU0" in words[:1]), [])
     gpus = [_gpu_number(word) for word in header]
     links = []
@@ -289,8 +290,11 @@ def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
 
 def _processors(cpuinfo: str) -> Iterator[dict[str, str]]:
     for block in cpuinfo.split("\n\n"):
-        pairs = (line.partition(":") for line in block.splitlines())
-        processor = {key.strip(): value.strip() for key, colon, value in pairs if colon}
+        processor = {}
+        for line in block.splitlines():
+            key, colon, value = line.partition(":")
+            if colon:
+                processor[key.strip()] = value.strip()
         if processor:
             yield processor
 
@@ -379,8 +383,9 @@ def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
     if limit_bytes is None or used_bytes is None:
         return limit_bytes, limit_bytes
     stat = parse_counters(_text(folder / "memory.stat"))
-    held = max(0, used_bytes - sum(stat.get(name, 0) for name in _CACHES))
-    return limit_bytes, max(0, limit_bytes - held)
+    cached_bytes = sum(stat.get(name, 0) for name in _CACHES)
+    held_bytes = max(0, used_bytes - cached_bytes)
+    return limit_bytes, max(0, limit_bytes - held_bytes)
 
 
 def _folders(root: Path, own_groups: str) -> Iterator[Path]:

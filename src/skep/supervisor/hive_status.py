@@ -37,8 +37,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
 
 
 def replicas_of(status: Status) -> list[ReplicaStatus]:
+    """Return the replicas that the supervisor or the gateway knows."""
     gateway = status.get("gateway") or {}
-    rows = {row["name"]: row for row in status["rows"] if row["kind"] not in NO_REPLICAS}
+    rows = {}
+    for row in status["rows"]:
+        if row["kind"] not in NO_REPLICAS:
+            rows[row["name"]] = row
     # A name has two entries of the gateway while an older replica of that name drains.
     entries_of: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
     for entry in gateway.get("replicas", ()):
@@ -54,21 +58,26 @@ def _replica_status(
 ) -> ReplicaStatus:
     """Join the supervisor's row (empty: it has none) and the gateway's entries of one name."""
     sources = [row, *entries] if row else entries
+    name = sources[0]["name"]
+    slots = sources[0]["slots"]
     state = row.get("state", "ready")
     why = row.get("why") or ""
     if state == "ready" and entries:
         state = _state_at_gateway(entries)
     elif state == "ready" and gateway_answers:
         why = why or "gets no requests"
-    active = sum(entry["active"] for entry in entries)
+    active = None
+    if entries:
+        active = sum(entry["active"] for entry in entries)
+    releasing = sum(entry["releasing"] for entry in entries)
     simulated = any(source.get("simulated") for source in sources)
     return ReplicaStatus(
-        name=sources[0]["name"],
-        model=next((source["model"] for source in sources if source.get("model")), ""),
+        name=name,
+        model=_model_of(sources),
         state=state,
-        slots=sources[0]["slots"],
-        active=active if entries else None,
-        releasing=sum(entry["releasing"] for entry in entries),
+        slots=slots,
+        active=active,
+        releasing=releasing,
         restarts=row.get("restarts"),
         mark="simulated" if simulated else "",
         why=why,
@@ -76,12 +85,22 @@ def _replica_status(
     )
 
 
+def _model_of(sources: list[dict[str, Any]]) -> str:
+    for source in sources:
+        if source.get("model"):
+            return str(source["model"])
+    return ""
+
+
 def _state_at_gateway(entries: list[dict[str, Any]]) -> str:
     """Return `up`, or the first other state of those that do not drain; `draining`: all do."""
-    serving = [entry["state"] for entry in entries if entry["state"] != "draining"]
-    if not serving:
-        return "draining"
-    return next((state for state in serving if state != "up"), "up")
+    state = "draining"
+    for entry in entries:
+        if entry["state"] not in ("draining", "up"):
+            return str(entry["state"])
+        if entry["state"] == "up":
+            state = "up"
+    return state
 
 
 def up_s(pid: int) -> float | None:
@@ -119,9 +138,13 @@ class Rate:
     def take(self, value: float | None, now: float) -> None:
         """Take a reading; None: nobody counts."""
         self._was_counted = self._was_counted or value is not None
-        gain = max(0.0, (value or 0.0) - self._last)
-        self._last = value or 0.0
-        self._points.append((now, self._points[-1][1] + gain if self._points else 0.0))
+        count = value or 0.0
+        gain = max(0.0, count - self._last)
+        self._last = count
+        gained = 0.0
+        if self._points:
+            gained = self._points[-1][1] + gain
+        self._points.append((now, gained))
         while len(self._points) > 2 and self._points[1][0] <= now - WINDOW_S:
             self._points.popleft()
 
@@ -129,7 +152,8 @@ class Rate:
         """Return the rate; None: nobody has counted yet, or only once."""
         if not self._was_counted:
             return None
-        (began, before), (ended, after) = self._points[0], self._points[-1]
+        began, before = self._points[0]
+        ended, after = self._points[-1]
         if ended > began:
             return (after - before) / (ended - began)
         return None
@@ -213,7 +237,8 @@ class HiveReadings:
         """Return all rates as JSON has them. None: nobody counts."""
         replicas = {}
         if self.gateway:
-            replicas = {name: self.tok_s_of(name) for name in sorted(self._tokens) if name}
+            names = sorted(self._tokens.keys() - {""})
+            replicas = {name: self.tok_s_of(name) for name in names}
         return {"tok_s": self.tok_s, "requests_per_s": self.requests_per_s, "replicas": replicas}
 
     def slots(self) -> dict[str, int | None]:
@@ -224,8 +249,7 @@ class HiveReadings:
         if not replicas:
             total = sum(replica.slots for replica in self.replicas)
             return {"total": total, "active": None, "releasing": None}
-        return {
-            "total": sum(replica.slots for replica in replicas),
-            "active": sum(replica.active or 0 for replica in replicas),
-            "releasing": sum(replica.releasing for replica in replicas),
-        }
+        total = sum(replica.slots for replica in replicas)
+        active = sum(replica.active or 0 for replica in replicas)
+        releasing = sum(replica.releasing for replica in replicas)
+        return {"total": total, "active": active, "releasing": releasing}
