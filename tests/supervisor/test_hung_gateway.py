@@ -39,8 +39,14 @@ def gateway_row(hive):
     return hive.last_rows[-1]
 
 
+async def until_state(hive, changed, state):
+    """Wait until the row of the gateway has that state."""
+    await changed(lambda: gateway_row(hive)["state"] == state)
+
+
 def workers_of(gateway):
-    return [*map(int, Path(f"/proc/{gateway}/task/{gateway}/children").read_text().split())]
+    children = Path(f"/proc/{gateway}/task/{gateway}/children").read_text()
+    return [int(pid) for pid in children.split()]
 
 
 def health(hive):
@@ -59,11 +65,11 @@ async def test_a_stopped_gateway_is_replaced_and_engines_stay_loaded(tmp_path, w
         engine = hive.replica_set.members[0].pid
         stopped = hive.gateway.pid
         os.kill(stopped, signal.SIGSTOP)
-        await changed(lambda: gateway_row(hive)["state"] == "silent")
+        await until_state(hive, changed, "silent")
         assert "it has not answered for 0.5 s" in gateway_row(hive)["why"]
-        await changed(lambda: gateway_row(hive)["state"] == "starting")
+        await until_state(hive, changed, "starting")
         assert "did not answer for 2 s and was killed" in gateway_row(hive)["why"]
-        await changed(lambda: gateway_row(hive)["state"] == "ready")
+        await until_state(hive, changed, "ready")
         assert hive.gateway.pid != stopped
         assert gateway_row(hive)["restarts"] == 1
         assert hive.replica_set.members[0].pid == engine
@@ -75,10 +81,11 @@ async def test_a_gateway_that_goes_on_in_time_is_not_replaced(tmp_path):
     async with real_hive(tmp_path, setup=setup) as (hive, changed):
         gateway = hive.gateway.pid
         os.kill(gateway, signal.SIGSTOP)
-        await changed(lambda: gateway_row(hive)["state"] == "silent")
+        await until_state(hive, changed, "silent")
         os.kill(gateway, signal.SIGCONT)
-        await changed(lambda: gateway_row(hive)["state"] == "ready")
-        assert (hive.gateway.pid, gateway_row(hive)["why"]) == (gateway, None)
+        await until_state(hive, changed, "ready")
+        assert hive.gateway.pid == gateway
+        assert gateway_row(hive)["why"] is None
 
 
 async def test_a_worker_that_is_stopped_stands_in_the_row_of_the_gateway(tmp_path):
@@ -87,13 +94,13 @@ async def test_a_worker_that_is_stopped_stands_in_the_row_of_the_gateway(tmp_pat
         worker = workers_of(hive.gateway.pid)[0]
         os.kill(worker, signal.SIGSTOP)
 
-        async def row():
-            return hive.rows(await hive.gateway.status())[-1]
-
         async with asyncio.timeout(20):
-            while (gateway := await row())["why"] is None:
+            row = gateway_row(hive)
+            while row["why"] is None:
                 await asyncio.sleep(0.05)
-        assert (gateway["state"], gateway["why"]) == ("ready", "1 of 2 workers do not answer")
+                row = hive.rows(await hive.gateway.status())[-1]
+        assert row["state"] == "ready"
+        assert row["why"] == "1 of 2 workers do not answer"
         os.kill(worker, signal.SIGCONT)
 
 
@@ -114,7 +121,8 @@ async def test_a_gateway_that_knows_no_such_question_is_left_alone(tmp_path):
     async with hive_of(tmp_path, gateway=GATEWAY_ARGV, setup=setup) as (hive, _):
         gateway = hive.gateway.pid
         await asyncio.sleep(1.0)
-        assert (hive.gateway.pid, hive.gateway.restarts) == (gateway, 0)
+        assert hive.gateway.pid == gateway
+        assert hive.gateway.restarts == 0
 
 
 async def test_a_supervisor_that_did_not_get_to_look_ends_no_gateway(tmp_path):
@@ -127,4 +135,5 @@ async def test_a_supervisor_that_did_not_get_to_look_ends_no_gateway(tmp_path):
         # Nothing of the supervisor runs, as when its process is stopped.
         time.sleep(3.0)  # noqa: ASYNC251 - it is to block
         await asyncio.sleep(0.6)
-        assert (hive.gateway.pid, gateway_row(hive)["state"]) == (gateway, "ready")
+        assert hive.gateway.pid == gateway
+        assert gateway_row(hive)["state"] == "ready"

@@ -36,22 +36,23 @@ def draining(supervisor):
 
 async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):
     keys = ("slots", "reserve", "soft_slots", "draining")
-    async with replicas_of(tmp_path, replace(FAR, soft_slots=6), elsewhere=FarReplica) as replicas:
-        await replicas.until(lambda: replicas.replicas.find("m-0").settled)
-        assert told(replicas.replicas, *keys) == [(8, 2, 6, False)]
-        replicas.replicas.find("m-0").slots = 2
-        assert told(replicas.replicas, *keys) == [(2, 1, 2, False)], "after a fall-back"
+    async with replicas_of(tmp_path, replace(FAR, soft_slots=6), elsewhere=FarReplica) as setup:
+        replicas = setup.replicas
+        await setup.until(lambda: replicas.find("m-0").settled)
+        assert told(replicas, *keys) == [(8, 2, 6, False)]
+        replicas.find("m-0").slots = 2
+        assert told(replicas, *keys) == [(2, 1, 2, False)], "after a fall-back"
 
 
 async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
     async with hive_of(tmp_path, FAR, SECOND) as (supervisor, _):
         supervisor.replica_set.find("m-1").slots = 3
-        rows = {row["name"]: row for row in supervisor.rows(None)}
+        first, second, gateway, cluster = supervisor.rows(None)
         replicas = description(supervisor)["replicas"]
-    places = [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")]
-    assert places == [("a", 8), ("b", 3)]
-    assert rows["gateway"]["slots"] == 11
-    assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
+    assert (first["name"], first["node"], first["slots"]) == ("m-0", "a", 8)
+    assert (second["name"], second["node"], second["slots"]) == ("m-1", "b", 3)
+    assert gateway["slots"] == 11
+    assert (cluster["state"], cluster["pid"]) == ("ready", None)
     assert [row["name"] for row in replicas] == ["m-0", "m-1"]
 
 
@@ -81,13 +82,12 @@ async def test_a_log_elsewhere_comes_over_the_control_socket(tmp_path):
 async def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_called_ready(tmp_path):
     """Its node said so once, and nobody may be left to say more: the head is lost."""
     async with hive_of(tmp_path, FAR, SECOND) as (supervisor, _):
-        figures = [
-            ReplicaFigures("m-0", 8, 0, 0, "half-open"),
-            ReplicaFigures("m-1", 8, 0, 0, "up"),
-        ]
-        rows = {row["name"]: row for row in supervisor.rows(GatewayStatus(replicas=figures))}
-        assert (rows["m-0"]["state"], rows["m-0"]["why"]) == ("backoff", NO_ANSWER)
-        assert (rows["m-1"]["state"], rows["gateway"]["slots"]) == ("ready", 8)
+        lost = ReplicaFigures("m-0", 8, 0, 0, "half-open")
+        served = ReplicaFigures("m-1", 8, 0, 0, "up")
+        first, second, gateway, _ = supervisor.rows(GatewayStatus(replicas=[lost, served]))
+    assert (first["state"], first["why"]) == ("backoff", NO_ANSWER)
+    assert second["state"] == "ready"
+    assert gateway["slots"] == 8
 
 
 async def test_an_service_that_cannot_go_on_ends_the_hive_with_its_reason(tmp_path):
@@ -140,8 +140,10 @@ async def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, answer, left
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(b'{"op": "down", "drain_s": 0}\n')
         await until(lambda: supervisor.phase == "stopping")
-    lines = [json.loads(line) for line in (await reader.read()).splitlines()]
-    assert (lines[0]["ok"], lines[1:]) == (True, [{"left_behind": left_behind}])
+    text = await reader.read()
+    first, last = (json.loads(line) for line in text.splitlines())
+    assert first["ok"]
+    assert last == {"left_behind": left_behind}
     assert await onlooker.read() == b"", "who asked for something else hears nothing"
     for end in (looking, writer):
         end.close()
@@ -170,7 +172,8 @@ async def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
     for launch, remote, stop_s in ((LAUNCH, None, 15.0), (FAR, Service(), 75.0)):
         async with hive_of(tmp_path, launch, remote=remote) as (supervisor, _):
             response = await ask(supervisor, {"op": "down", "drain_s": 0.0})
-            assert (response["drain_s"], response["stop_s"]) == (0.0, stop_s)
+        assert response["drain_s"] == 0.0
+        assert response["stop_s"] == stop_s
 
 
 # Fewer replicas than there are: those with the last numbers go

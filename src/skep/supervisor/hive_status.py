@@ -242,8 +242,9 @@ class HiveReadings:
         return {"tok_s": self.tok_s, "requests_per_s": self.requests_per_s, "replicas": replicas}
 
     def slots(self) -> dict[str, int | None]:
-        """Return total, active and releasing slots of all replicas that the gateway knows; of all,
-        and without what only it can say, where it knows none.
+        """Return total, active and releasing slots of the replicas that the gateway knows.
+
+        Where it knows none, the total is of all replicas, and the rest is unknown.
         """
         replicas = [replica for replica in self.replicas if replica.active is not None]
         if not replicas:

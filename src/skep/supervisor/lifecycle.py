@@ -58,9 +58,8 @@ ToDo = LifecycleAction | None
 
 @dataclass(slots=True)
 class Life:
-    """The state of a replica, wherever it runs and whoever started it.
-
-    `why`: what last went wrong, in one line.
+    """The state of a replica, wherever it runs and whoever started it. `why` says in one line what
+    last went wrong.
     """
 
     url: str | None = None
@@ -150,9 +149,8 @@ class Lifecycle(Life):
     def exited(
         self, why: str, now: float, *, final: bool = False, by_itself: bool = False
     ) -> ToDo:
-        """Handle the exit of the process.
-
-        `final`: it would end so again. `by_itself`: skep did not end it.
+        """Handle the exit of the process. `final`: it would end so again. `by_itself`: skep did
+        not end it.
         """
         self.vanished()
         if self.state in (ReplicaState.STOPPING, ReplicaState.STOPPED):
@@ -186,9 +184,7 @@ class Lifecycle(Life):
         return None
 
     def restart_changed(self, why: str, now: float) -> ToDo:
-        """Start a changed launch at once after its process ended;
-        earlier failures do not count.
-        """
+        """Start a changed launch at once after its process ended, and forget earlier failures."""
         self.vanished()
         self.why = why
         self._ending = None
@@ -216,9 +212,7 @@ class Lifecycle(Life):
         return self._end(f"no answer to {self.policy.watch_failures} health checks in a row")
 
     def restart(self, now: float) -> ToDo:
-        """End the process, whose exit leads to a start;
-        or start one that waits or was given up.
-        """
+        """End the process, whose exit leads to a start; start one that waits or was given up."""
         if self.state in RUNNING:
             return self._end(RESTART)
         if self.state in (ReplicaState.BACKOFF, ReplicaState.FAILED):

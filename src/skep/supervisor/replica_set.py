@@ -275,8 +275,8 @@ class ReplicaSet:
         return failure
 
     async def remove_replica(self, name: str, drain_s: float) -> HostedReplica | None:
-        """Remove it once its answers are finished, or after `drain_s`, and return it; None: there
-        is none.
+        """Remove a replica once its answers are finished, or after `drain_s`, and return it; None:
+        there is none of that name.
         """
         replica = self._replicas.get(name)
         if replica is None:

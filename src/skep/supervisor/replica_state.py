@@ -1,10 +1,11 @@
 """What each replica of a hive is to be, and what has to be done for it: wishes in, actions out.
 Knows no process, no task, no clock.
 
-    SERVE <──────> DRAIN       it has a process; a drained one gets nothing new
-      │ ^           │ ^
-      v │           v │
-    UNLOADED, PAUSED, GONE     it has none: what is left of it finishes its answers and is ended
+    SERVE <──────> DRAIN      it has a process; a drained one gets nothing new
+      ^              ^
+      v              v
+    UNLOADED or PAUSED        its process finishes its answers and is ended
+    GONE                      likewise, and there is no way back
 """
 
 from __future__ import annotations
