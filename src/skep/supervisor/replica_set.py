@@ -462,11 +462,11 @@ class ReplicaSet:
 
     async def _end(self, replicas: Iterable[HostedReplica]) -> None:
         """Return when they have ended, which they do as soon as their wishes let them."""
+        self._reconcile()  # before anybody else can change a wish
         await asyncio.gather(*(self._end_one(replica) for replica in replicas))
 
     async def _end_one(self, replica: HostedReplica) -> None:
         task = replica.task
-        self._reconcile()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(replica.end_at):
                 while replica.awaits_end:
