@@ -463,16 +463,19 @@ class ReplicaSet:
     async def _end(self, replicas: Iterable[HostedReplica]) -> None:
         """Return when they have ended, which they do as soon as their wishes let them."""
         self._reconcile()  # before anybody else can change a wish
-        await asyncio.gather(*(self._end_one(replica) for replica in replicas))
+        tasks = [(replica, replica.task) for replica in replicas]
+        await asyncio.gather(*(self._end_task(replica, task) for replica, task in tasks))
 
-    async def _end_one(self, replica: HostedReplica) -> None:
-        task = replica.task
+    async def _end_task(self, replica: HostedReplica, task: asyncio.Task[None] | None) -> None:
+        """Return when that task has ended; the replica may have another one by then."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(replica.end_at):
-                while replica.awaits_end:
+                while replica.awaits_end and replica.task is task:
                     self._reconcile({replica.name: await self.busy(replica.name)})
                     if replica.awaits_end:
                         await asyncio.sleep(REST_POLL_S)
+        if replica.task is not task:
+            return
         if replica.awaits_end:
             replica.end_at = self._now()
             self._reconcile()
