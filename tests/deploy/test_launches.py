@@ -12,7 +12,8 @@ from skep.catalog.presets import EngineOptions, Need, RunEnvironment, missing_ne
 from skep.config.load import parse_settings
 from skep.config.presets import preset, serve_of
 from skep.config.settings import Serve, Settings
-from skep.deploy.launches import LocalMachine, plan_launches, read_machine
+from skep.deploy.gpu_assignment import LocalMachine, read_machine
+from skep.deploy.launches import plan_launches
 from skep.errors import DoesNotFit, UserError
 from skep.host.facts import GpuCard
 from skep.paths import user_paths

@@ -545,6 +545,6 @@ def fitted_record(
         at=at,
         where=host_key(host) if endpoint.origin.host in LOOPBACK else str(endpoint.origin),
         simulated=False,
-        more={"url": endpoint.url, "runs": list(taken.run_ids), "engine": dict(endpoint.engine)},
+        extra={"url": endpoint.url, "runs": list(taken.run_ids), "engine": dict(endpoint.engine)},
     )
     return record, warnings

@@ -184,7 +184,7 @@ def start(
         )
         raise UserError("no upstream is given", hint=hint)
     if dry_run:
-        from skep.deploy.launches import preview
+        from skep.deploy.preview import preview
         from skep.report.hive_text import print_preview
 
         launch_preview = preview(settings, paths)

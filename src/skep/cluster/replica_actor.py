@@ -22,7 +22,7 @@ from skep.cluster.connect import actor_name, remove_group
 from skep.cluster.messages import ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.ray_processes import engine_ports
-from skep.deploy.launches import check_free, room_of
+from skep.deploy.gpu_assignment import check_free, room_of
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError

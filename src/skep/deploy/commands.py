@@ -1,11 +1,11 @@
-"""A plan as launches, as the lines that somebody types (the adapters' own words, nothing else),
-and as JSON.
-"""
+"""A plan as launches, as the lines that somebody types, and as JSON.
+
+The lines are the adapters' own words: no engine's flags are known here."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import to_builtins
@@ -32,7 +32,7 @@ from skep.planner.memory import KV_POOL, memory, weights_bytes
 from skep.planner.published import draft_failure
 from skep.planner.ranking import Predicted
 from skep.planner.rules import capability, used_cards
-from skep.planner.setup import Rig, Setup, of_machines
+from skep.planner.setup import Rig, Setup, Speculation, of_machines
 from skep.units import format_bytes
 
 FIRST_PORT = 8001
@@ -41,8 +41,8 @@ _KV = {
     ("vllm", "turboquant_3bit"): "turboquant_3bit_nc",
     ("sglang", "fp8"): "fp8_e4m3",
 }
-_SOURCES = 3  # that are named
-# set where skep starts it; nobody types them
+_SOURCES = 3  # so many are named
+# variables that skep sets where it starts an engine; nobody types them
 _SILENT = {
     "CUDA_DEVICE_ORDER", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_OFFLINE",
     "OLLAMA_NOPRUNE", "OLLAMA_NO_CLOUD",
@@ -50,7 +50,7 @@ _SILENT = {
 
 
 def checkpoint_name(setup: Setup) -> str:
-    """Stands for the user's own files: which checkpoint to take is not known here."""
+    """Return what stands for the user's own files: which checkpoint to take is not known here."""
     if setup.engine == "ollama":
         return setup.model.id
     ending = ".gguf" if setup.engine == "llamacpp" else ""
@@ -58,50 +58,62 @@ def checkpoint_name(setup: Setup) -> str:
 
 
 def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
-    """Quantization is not named: every one of these engines finds it in the checkpoint."""
+    """Return the options that a setup has in a launch.
+
+    Quantization is not named: every one of these engines finds it in the checkpoint."""
     layout = setup.layout
-    cards = used_cards(setup, rig)
     llama = setup.engine in ("llamacpp", "ollama")
+    lacks_bf16 = any("bf16" not in card.formats for card in used_cards(setup, rig))
     eight_six = layout.tp > 1 and any(capability(card) == 8.6 for card in rig.cards)
-    shares = tuple(card.memory_gib for card in rig.cards[: layout.pp])
-    draft = None
-    if setup.spec is not None:
-        ending = ".gguf" if llama else ""
-        if setup.spec.method in DRAFTED_BY_MODEL:
-            model = f"path/to/draft{ending}"
-        else:
-            model = None
-        draft = Draft(setup.spec.method, setup.spec.depth, model)
     return EngineOptions(
-        dtype="half" if not llama and any("bf16" not in card.formats for card in cards) else None,
-        kv=None
-        if setup.kv.family == "half"
-        else _KV.get((setup.engine, setup.kv.id), setup.kv.id),
+        dtype="half" if lacks_bf16 and not llama else None,
+        kv=_kv_option(setup),
         tp=layout.tp,
         pp=layout.pp,
         ep=layout.ep > 1,
         memory_share=None if llama else setup.utilization,
         graphs=None if setup.graphs else False,
         batched_tokens=setup.batched_tokens,
-        draft=draft,
+        draft=_draft_option(setup.spec, ending=".gguf" if llama else ""),
         text_only=not setup.vision and setup.model.vision_params > 0,
         custom_all_reduce=False if eight_six and not llama else None,
         cpu_moe=setup.cpu_moe or None,
-        card_shares=shares
-        if setup.engine == "llamacpp" and layout.pp > 1 and len(set(shares)) > 1
-        else (),
+        card_shares=_card_shares(setup, rig),
     )
+
+
+def _kv_option(setup: Setup) -> str | None:
+    if setup.kv.family == "half":
+        return None
+    return _KV.get((setup.engine, setup.kv.id), setup.kv.id)
+
+
+def _draft_option(spec: Speculation | None, ending: str) -> Draft | None:
+    if spec is None:
+        return None
+    model = f"path/to/draft{ending}" if spec.method in DRAFTED_BY_MODEL else None
+    return Draft(spec.method, spec.depth, model)
+
+
+def _card_shares(setup: Setup, rig: Rig) -> tuple[float, ...]:
+    """Return the memory of each card where layers are divided over unlike ones."""
+    shares = tuple(card.memory_gib for card in rig.cards[: setup.layout.pp])
+    if setup.engine == "llamacpp" and len(set(shares)) > 1:
+        return shares
+    return ()
 
 
 def launches_of(
     setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()
 ) -> tuple[Launch, ...]:
-    """One a replica, its cards and port its own.
+    """Return a launch for each replica, with cards and a port of its own.
 
     `order`: the machine's numbers of the rig's cards, if rearranged.
     """
     cards_each = setup.layout.cards_each
-    numbers = tuple(order) or tuple(range(len(rig.cards)))
+    numbers: tuple[int, ...] = ()  # one card needs no number
+    if len(rig.cards) > 1:
+        numbers = tuple(order) or tuple(range(len(rig.cards)))
     return tuple(
         Launch(
             name=f"{setup.model.id}-{replica}",
@@ -114,9 +126,7 @@ def launches_of(
             port=FIRST_PORT + replica,
             checkpoint=checkpoint or checkpoint_name(setup),
             options=options_of_setup(setup, rig),
-            gpus=numbers[replica * cards_each : (replica + 1) * cards_each]
-            if len(rig.cards) > 1
-            else (),
+            gpus=numbers[replica * cards_each : (replica + 1) * cards_each],
         )
         for replica in range(setup.layout.replicas)
     )
@@ -130,9 +140,9 @@ def command_lines(
     order: Sequence[int] = (),
     preset: Preset | None = None,
 ) -> tuple[str, ...]:
-    """Return one shell line a replica; none where its cards are in several machines.
+    """Return a shell line for each replica; none where its cards are in several machines.
 
-    `preset`: with all its flags.
+    `preset`: whose options, flags and variables are taken.
     """
     if of_machines(rig):
         return ()  # engines find each other over a network in ways of their own
@@ -141,12 +151,12 @@ def command_lines(
     for launch in launches_of(setup, rig, checkpoint=checkpoint, order=order):
         if preset is not None:
             launch = replace(launch, options=preset.options, extra=preset.extra, env=preset.env)  # noqa: PLW2901
-        shown = {
+        typed_variables = {
             name: value
             for name, value in adapter.environment(launch).items()
             if name not in _SILENT
         }
-        variables = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
+        variables = [f"{name}={shlex.quote(value)}" for name, value in typed_variables.items()]
         words = [*bare_words(launch.engine, launch.binary), *adapter.arguments(launch)]
         lines.append(" ".join([*variables, shlex.join(words)]))
     return tuple(lines)
@@ -159,7 +169,8 @@ def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str
     if checkpoint != name:
         words += ["--checkpoint", checkpoint or checkpoint_name(setup)]
     words += ["--quant", setup.quant.id, "--tp", str(layout.tp)]
-    words += ["--pp", str(layout.pp)] if layout.pp > 1 else []
+    if layout.pp > 1:
+        words += ["--pp", str(layout.pp)]
     words += [
         "--replicas",
         str(layout.replicas),
@@ -168,21 +179,25 @@ def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str
         "--context",
         str(setup.context),
     ]
-    words += ["--kv", setup.kv.id] if setup.kv.family != "half" else []
-    words += ["--memory-share", f"{setup.utilization:g}"] if setup.utilization else []
-    if setup.spec is not None or setup.model.mtp_layers:
-        words += ["--spec", f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else "none"]
-    words += [] if setup.graphs else ["--no-graphs"]
-    words += (
-        ["--vision"]
-        if setup.vision and setup.engine == "vllm" and setup.model.vision_params
-        else []
-    )
+    if setup.kv.family != "half":
+        words += ["--kv", setup.kv.id]
+    if setup.utilization:
+        words += ["--memory-share", f"{setup.utilization:g}"]
+    if setup.spec is not None:
+        words += ["--spec", f"{setup.spec.method}:{setup.spec.depth}"]
+    elif setup.model.mtp_layers:
+        words += ["--spec", "none"]
+    if not setup.graphs:
+        words += ["--no-graphs"]
+    if setup.vision and setup.engine == "vllm" and setup.model.vision_params:
+        words += ["--vision"]
     return shlex.join(words)
 
 
 def gateway_line(setup: Setup, rig: Rig) -> str | None:
-    """Return one endpoint for all replicas; None where there is but one engine."""
+    """Return the line of a gateway in front of all replicas; None where there is only one
+    engine.
+    """
     if setup.layout.replicas < 2 or setup.slots is None or of_machines(rig):
         return None
     urls = " ".join(
@@ -191,20 +206,20 @@ def gateway_line(setup: Setup, rig: Rig) -> str | None:
     return f"skep gateway {urls} --slots {setup.slots}"
 
 
-def document(found: PlanAnswer) -> dict[str, Any]:
+def document(answer: PlanAnswer) -> dict[str, Any]:
     """Return the JSON of docs/plan.md."""
     return {
-        "model": found.model.geometry.id,
-        "goal": {**to_builtins(found.goal), "limits": dict(found.goal.limits)},
-        "rigs": [_rig_document(choice) for choice in found.choices],
-        "plans": [plan_document(found, choice, plan) for choice, plan in found.ranked],
+        "model": answer.model.geometry.id,
+        "goal": {**to_builtins(answer.goal), "limits": dict(answer.goal.limits)},
+        "rigs": [_rig_document(choice) for choice in answer.choices],
+        "plans": [plan_document(answer, choice, plan) for choice, plan in answer.ranked],
         "rejected": [
             {"rig": choice.rig.title, **_renamed(rejected)}
-            for choice in found.choices
+            for choice in answer.choices
             for rejected in choice.rejected
         ],
-        "notes": found.notes,
-        "preset": None if found.preset is None else _preset_document(found.preset),
+        "notes": answer.notes,
+        "preset": None if answer.preset is None else _preset_document(answer.preset),
     }
 
 
@@ -217,13 +232,10 @@ def _preset_document(answer: PresetAnswer) -> dict[str, Any]:
 
 def _rig_document(choice: PlanChoice) -> dict[str, Any]:
     rig = choice.rig
-    if choice.rig.default_link:
-        link = to_builtins(choice.rig.default_link)
-    else:
-        link = None
+    link = to_builtins(rig.default_link) if rig.default_link else None
     pairs = [
-        {"cards": [choice.order[a], choice.order[b]], **to_builtins(one)}
-        for a, b, one in rig.pairs
+        {"cards": [choice.order[a], choice.order[b]], **to_builtins(link_of_pair)}
+        for a, b, link_of_pair in rig.pairs
     ]
     cards = {"cards": [card.id for card in rig.cards], "numbers": choice.order}
     reason = {"first_because": choice.first_because}
@@ -245,13 +257,13 @@ def _rounded(point: Predicted) -> dict[str, float]:
 
 
 def rests_on(plan: Plan) -> str:
-    """Return what its figures rest on, in one word: a calibration, a sweep in the store, or
+    """Return in one word what a plan's figures rest on: a calibration, a sweep in the store or
     published measurements.
     """
     return plan.rated.prospect.step.tuning.rests_on
 
 
-def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str, Any]:
+def plan_document(answer: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str, Any]:
     setup = plan.setup
     held = plan.memory
     at = plan.rated.outcome.effective_tok_s
@@ -272,13 +284,13 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str
         "largest_context": plan.largest_context,
         "predicted": [_rounded(point) for point in plan.predicted],
         "rests_on": rests_on(plan),
-        "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
+        "meets_slo": plan.rated.over_limit <= 1.0 if answer.goal.limits else None,
         "checkpoint": plan.checkpoint,
         "published": plan.rated.published,
         "keeps_promise": plan.rated.keeps_promise,
-        "caveats": caveats(found, plan),
-        "up": start_line(found, plan),
-        "launch": commands_of(found, plan),
+        "caveats": caveats(answer, plan),
+        "up": start_line(answer, plan),
+        "launch": commands_of(answer, plan),
         "gateway": gateway_line(setup, plan.rated.rig),
         "why": plan.why,
         "rules": [to_builtins(finding) for finding in plan.rated.findings],
@@ -287,13 +299,13 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str
     }
 
 
-def start_line(found: PlanAnswer, plan: Plan) -> str | None:
+def start_line(answer: PlanAnswer, plan: Plan) -> str | None:
     """Return the `skep up` of a plan; None where its cards are in several machines."""
     if of_machines(plan.rated.rig):
         return None
-    if found.preset is not None:
-        return _preset_line(found.flags)
-    return up_line(found.flags.model, plan.setup, plan.checkpoint, found.goal.agents)
+    if answer.preset is not None:
+        return _preset_line(answer.flags)
+    return up_line(answer.flags.model, plan.setup, plan.checkpoint, answer.goal.agents)
 
 
 def _preset_line(flags: PlanFlags) -> str:
@@ -303,98 +315,102 @@ def _preset_line(flags: PlanFlags) -> str:
     typed |= {"--kv": flags.kv, "--memory-share": flags.utilization}
     words = ["skep", "up", flags.model]
     for option, value in typed.items():
-        words += [option, str(value)] if value is not None else []
+        if value is not None:
+            words += [option, str(value)]
     if flags.graphs is not None:
         words += ["--graphs" if flags.graphs else "--no-graphs"]
-    words += ["--vision"] if flags.vision else []
+    if flags.vision:
+        words += ["--vision"]
     return shlex.join(words)
 
 
 def download_bytes(plan: Plan) -> int:
-    """As the catalogue knows it, else counted from the model's geometry."""
-    if plan.checkpoint:
-        known = checkpoint_of(plan.checkpoint)
-    else:
-        known = None
-    if known is not None and known.disk_gb is not None:
-        return int(known.disk_gb * 1e9)
+    """Return the size of the checkpoint as the catalogue has it, else counted from the model's
+    geometry.
+    """
+    checkpoint = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
+    if checkpoint is not None and checkpoint.disk_gb is not None:
+        return int(checkpoint.disk_gb * 1e9)
     return weights_bytes(plan.setup.model, plan.setup.quant)
 
 
-def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
+def caveats(answer: PlanAnswer, plan: Plan) -> list[str]:
     """Return what a user must know before the start, what matters most first."""
     rated = plan.rated
+    # Whose first plan it is.
+    choice = next((choice for choice in answer.choices if choice.plans[:1] == (plan,)), None)
+    cautions = answer.preset.cautions if answer.preset is not None else ()
+    sentences = [
+        *cautions,
+        *_unknown_checkpoint(plan),
+        agent_caveat(answer, plan),
+        *_room_caveats(answer, plan, choice),
+        *_start_caveats(answer, plan),
+        rated.no_start or _left_out_drafts(plan),
+        answer.published.get(rated.rig.title),
+        _vision_caveat(plan),
+        *(finding.sentence for finding in rated.findings if finding.verdict == "costs"),
+        *(finding.sentence for finding in rated.findings if finding.verdict == "depends"),
+        _correction_words(plan),
+        *author_notes(plan),
+    ]
+    return list(dict.fromkeys(sentence for sentence in sentences if sentence is not None))
+
+
+def _unknown_checkpoint(plan: Plan) -> Iterator[str]:
     setup = plan.setup
-    goal = found.goal
-    said: list[str] = list(found.preset.cautions) if found.preset is not None else []
-    if plan.checkpoint:
-        known = checkpoint_of(plan.checkpoint)
-    else:
-        known = None
-    if not rated.published:
-        said.append(
-            f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint "
-            "is known"
-        )
+    if not plan.rated.published:
+        quant = setup.quant.title
+        yield f"{quant} of {setup.model.id} would be best, but no such checkpoint is known"
     elif plan.checkpoint is None:
-        said.append(f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint")
-    # Whose first it is.
-    choice = next((choice for choice in found.choices if choice.plans[:1] == (plan,)), None)
-    said += filter(None, [agent_caveat(found, plan)])
+        yield f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint"
+
+
+def _room_caveats(answer: PlanAnswer, plan: Plan, choice: PlanChoice | None) -> Iterator[str]:
+    """Yield what memory does not hold, and cards that have nothing to do."""
+    rated = plan.rated
+    setup = plan.setup
     if not rated.holds_all:
         at_once = (setup.slots or 1) * setup.layout.replicas
-        waiting = (
-            f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait"
-        )
+        agents = answer.goal.agents
+        waiting = f"memory is enough for {at_once} of {agents} agents at once, the others wait"
         costs = choice.room_costs if choice is not None else None
-        said.append("; ".join(filter(None, [waiting, costs])))
+        yield "; ".join(filter(None, [waiting, costs]))
     if rated.on_paper:
-        said.append(
-            "it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left"
-        )
+        yield "it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left"
     if choice is not None and choice.idle is not None:
-        said.append(choice.idle)
+        yield choice.idle
     if setup.cpu_moe:
-        if rated.rig.ram_gib:
-            ram = ""
-        else:
-            ram = f" ({USUAL_RAM_GIB} GiB are assumed)"
+        ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB are assumed)"
         layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"
-        said.append(
-            f"experts of {layers} stay in system memory{ram}: how fast they are is least certain"
-        )
-    if of_machines(rated.rig):
-        said.append(
-            f"{rated.rig.title} is several machines: {setup.engine}'s documentation says "
-            "how to join them"
-        )
-    if not found.flags.gpu and not is_installed(setup.engine):
-        said.append(
-            f"{setup.engine} is not installed here: {engine_kinds()[setup.engine].install}"
-        )
-    if known is not None and known.gated:
-        said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
-    if known is not None and known.origin.confidence == "C":
-        said.append(f"the checkpoint {known.hub} is not confirmed")
-    said += filter(None, [rated.no_start or _left_out_drafts(plan)])
-    if rated.rig.title in found.published:
-        said.append(found.published[rated.rig.title])
+        yield f"experts of {layers} stay in system memory{ram}: how fast they are is least certain"
+
+
+def _start_caveats(answer: PlanAnswer, plan: Plan) -> Iterator[str]:
+    """Yield what stands between the plan and its start: machines, the engine, the checkpoint."""
+    rig = plan.rated.rig
+    engine = plan.setup.engine
+    if of_machines(rig):
+        join = f"{engine}'s documentation says how to join them"
+        yield f"{rig.title} is several machines: {join}"
+    if not answer.flags.gpu and not is_installed(engine):
+        yield f"{engine} is not installed here: {engine_kinds()[engine].install}"
+    checkpoint = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
+    if checkpoint is not None and checkpoint.gated:
+        yield f"{checkpoint.hub} is gated: accept its licence on its page, and set HF_TOKEN"
+    if checkpoint is not None and checkpoint.origin.confidence == "C":
+        yield f"the checkpoint {checkpoint.hub} is not confirmed"
+
+
+def _vision_caveat(plan: Plan) -> str | None:
     spared = vision_bytes(plan)
-    if spared:
-        said.append(
-            f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on"
-        )
-    said += [f.sentence for f in rated.findings if f.verdict == "costs"]
-    said += [f.sentence for f in rated.findings if f.verdict == "depends"]
-    said += filter(None, [_correction_words(plan)])
-    said += author_notes(plan)
-    return list(dict.fromkeys(said))
+    if not spared:
+        return None
+    return f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on"
 
 
 def _left_out_drafts(plan: Plan) -> str | None:
-    """Return why a plan has no drafts although its model has the layers for them; None where
-    nothing is known.
-    """
+    """Return why a plan has no drafts although its model has layers for them; None: not known."""
     setup = plan.setup
     failure = draft_failure(setup, plan.rated.rig)
     if setup.spec is not None or failure is None:
@@ -409,44 +425,43 @@ def _correction_words(plan: Plan) -> str | None:
     if corrected is None:
         return None
     sources = list(dict.fromkeys(row.source for row in corrected.rows))
+    others = ""
     if len(sources) > _SOURCES:
-        more = f" and {len(sources) - _SOURCES} more"
-    else:
-        more = ""
-    words = f"figures corrected by rows of this layout ({', '.join(sources[:_SOURCES])}{more})"
+        others = f" and {len(sources) - _SOURCES} more"
+    words = f"figures corrected by rows of this layout ({', '.join(sources[:_SOURCES])}{others})"
     return f"{words}: decode steps take {corrected.factor:.2f}x as long as the formulas say"
 
 
 def author_notes(plan: Plan) -> list[str]:
     """Return what the presets say that measured just this layout in this format."""
-    if plan.rated.corrected is not None:
-        rows = plan.rated.corrected.rows
-    else:
-        rows = ()
+    corrected = plan.rated.corrected
+    rows = corrected.rows if corrected is not None else ()
     names = dict.fromkeys(
         row.source.removeprefix("preset ") for row in rows if row.is_of(plan.setup)
     )
     notes = {name: preset.notes for name in names if (preset := shipped_preset(name)) is not None}
-    return [f"preset {name}: {note}" for name, said in notes.items() for note in said]
+    return [f"preset {name}: {note}" for name, texts in notes.items() for note in texts]
 
 
-def agent_caveat(found: PlanAnswer, plan: Plan) -> str | None:
-    """Return why agents cannot call tools with it, or not reliably; None: they can, or nothing is
-    known against it.
+def agent_caveat(answer: PlanAnswer, plan: Plan) -> str | None:
+    """Return why agents cannot call tools with it, or not reliably; None: nothing is known against
+    it.
     """
     setup = plan.setup
     engine = setup.engine
     model = setup.model.id
     calling = find_tool_calling(engine, model, plan.checkpoint)
-    was_read = plan.checkpoint == found.model.checkpoint
-    takes_tools = found.model.takes_tools if was_read else None
+    was_read = plan.checkpoint == answer.model.checkpoint
+    takes_tools = answer.model.takes_tools if was_read else None
     if calling is None and takes_tools is not False:
-        wants_parser = engine in TOLD_PARSERS
-        text = f"no tool parser of {engine} is known for {model}: name one with tool_parser"
-        return text if wants_parser else None
+        if engine not in TOLD_PARSERS:
+            return None
+        return f"no tool parser of {engine} is known for {model}: name one with tool_parser"
     calling = with_template(calling or ToolCalling(), engine, takes_tools=takes_tools)
-    here = not found.flags.gpu and calling.since and is_installed(engine)
-    calling = usable(calling, engine, version=version_of(find_program(engine)) if here else None)
+    version = None
+    if not answer.flags.gpu and calling.since and is_installed(engine):
+        version = version_of(find_program(engine))
+    calling = usable(calling, engine, version=version)
     if calling.why_not is not None:
         return f"agents cannot call tools with it on {engine}: {calling.why_not}"
     if calling.unreliable:
@@ -467,8 +482,8 @@ def vision_bytes(plan: Plan) -> int:
     return with_tower - without
 
 
-def commands_of(found: PlanAnswer, plan: Plan) -> tuple[str, ...]:
-    preset = found.preset.preset if found.preset is not None else None
+def commands_of(answer: PlanAnswer, plan: Plan) -> tuple[str, ...]:
+    preset = answer.preset.preset if answer.preset is not None else None
     return command_lines(
         plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order, preset=preset
     )

@@ -1,6 +1,4 @@
-"""What `skep doctor` finds: the host, the embedded engine and its weights, the store, the sandbox
-and the disk.
-"""
+"""What `skep doctor` finds: the host, engines, weights, the store, the sandbox and the disk."""
 
 from __future__ import annotations
 
@@ -73,10 +71,10 @@ def _server_finding(check: AgentCheck) -> HostFinding:
 
 def engine_findings(*, cards: bool) -> list[HostFinding]:
     """Return a line for each engine of others, and a warning where cards have none."""
-    known = [engine_status(name) for name in INSTALLABLE]
-    findings = [_engine_finding(status) for status in known]
-    if cards and not any(status.path for status in known):
-        hint = f"`{known[0].install}`, or another one of these"
+    statuses = [engine_status(name) for name in INSTALLABLE]
+    findings = [_engine_finding(status) for status in statuses]
+    if cards and not any(status.path for status in statuses):
+        hint = f"`{statuses[0].install}`, or another one of these"
         findings.insert(0, HostFinding("engine", WARNING, "none for these cards", hint))
     return findings
 
@@ -89,11 +87,11 @@ def _engine_finding(status: EngineStatus) -> HostFinding:
 
 
 def hub_finding() -> HostFinding:
-    """Where checkpoints are fetched to, how much room is there,
-    and whether gated ones can be had.
+    """Return where checkpoints are fetched to, how much room is there, and whether gated ones can
+    be had.
     """
     folder = hub_cache()
-    there = next(one for one in (folder, *folder.parents) if one.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if hub_token(os.environ):
         token = "a token is set"  # noqa: S105 it is said of one
         hint = None
@@ -103,7 +101,7 @@ def hub_finding() -> HostFinding:
     return HostFinding(
         "hub cache",
         OK,
-        f"{_short(folder)}, {format_bytes(shutil.disk_usage(there).free)} free, {token}",
+        f"{_short(folder)}, {format_bytes(shutil.disk_usage(existing).free)} free, {token}",
         hint,
     )
 
@@ -135,9 +133,9 @@ def store_finding(paths: Paths) -> HostFinding:
 
 
 def sandbox_finding() -> HostFinding:
-    """Opens one, tries it out and closes it: a quarter of a second.
+    """Open a sandbox, try it out and close it: a quarter of a second.
 
-    A warning, as all but quality works without it.
+    Without one, the finding is a warning: all but quality works.
     """
     try:
         sandbox = open_sandbox()
@@ -158,10 +156,9 @@ def _disk(paths: Paths) -> HostFinding:
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         hint = "set XDG_CACHE_HOME to a folder that you can write to"
         return HostFinding("disk", PROBLEM, f"skep cannot write below {folder}", hint)
-    model = pullable(EMBEDDED_MODEL)
-    if installed(EMBEDDED_MODEL, paths.cache):
-        need = 0
-    else:
+    need = 0
+    if not installed(EMBEDDED_MODEL, paths.cache):
+        model = pullable(EMBEDDED_MODEL)
         need = model.wheel_bytes + model.gguf_bytes
     return disk_finding(str(_short(paths.cache)), shutil.disk_usage(folder).free, need)
 

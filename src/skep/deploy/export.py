@@ -25,7 +25,8 @@ from skep.catalog.presets import NO_CARDS, Container, Need, Preset, stand_in_wor
 from skep.config.presets import find_preset, preset, presets_folder, serve_of
 from skep.config.rigs import parse_rig
 from skep.deploy.commands import launches_of
-from skep.deploy.launches import FROM_HUB, assign_cards, launch_of
+from skep.deploy.gpu_assignment import assign_cards
+from skep.deploy.launches import FROM_HUB, launch_of
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
 from skep.engines.adapter import Adapter, adapter_of, on_hub
 from skep.engines.base import Launch, engine_named
@@ -75,21 +76,19 @@ def comment(text: str) -> str:
 
 
 def shell_word(word: Word) -> str:
-    return (
-        _word(
-            word,
-            lambda text: shlex.quote(text) if text else "",
-            '"$HOME"',
-            lambda found: f'"{found[0]}"',
-        )
-        or "''"
-    )
+    def literal(text: str) -> str:
+        return shlex.quote(text) if text else ""
+
+    return _word(word, literal, '"$HOME"', lambda match: f'"{match[0]}"') or "''"
 
 
 def systemd_word(word: Word, *, dollars: bool = True) -> str:
-    """`dollars`: of a command line, where `$` would begin a variable; not so in Environment=."""
+    """Return a word of a unit.
+
+    `dollars`: of a command line, where `$` would begin a variable; not so in Environment=.
+    """
     quote = partial(_escape, doubled="%$" if dollars else "%")
-    text = _word(word, quote, "%h", lambda found: f"${{{found[1] or found[2]}}}")
+    text = _word(word, quote, "%h", lambda match: f"${{{match[1] or match[2]}}}")
     # a lone `;` would end the command
     if _PLAIN.fullmatch(re.sub(r"[${}]", "", text)):
         return text
@@ -97,13 +96,10 @@ def systemd_word(word: Word, *, dollars: bool = True) -> str:
 
 
 def yaml_word(word: Word) -> str:
-    """Return a double-quoted scalar.
+    """Return a double-quoted scalar. A literal dollar is doubled, as Compose puts variables in."""
 
-    Compose puts variables in: a dollar that means itself is doubled.
-    """
-
-    def variable(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+    def variable(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
         if name == "HOME":
             return "${HOME}"
         return f"${{{name}:?set its path in .env}}"
@@ -125,15 +121,15 @@ def _word(
     if text == "~" or text.startswith("~/"):
         parts = [home]
         last = 1
-    for found in _VARIABLE.finditer(text):
-        parts += [literal(text[last : found.start()]), variable(found)]
-        last = found.end()
+    for match in _VARIABLE.finditer(text):
+        parts += [literal(text[last : match.start()]), variable(match)]
+        last = match.end()
     return "".join((*parts, literal(text[last:]), literal(word.after)))
 
 
 def _escape(text: str, doubled: str) -> str:
-    """Escape what YAML or a unit does not take as it is, in a way that both know, and double signs
-    that they read.
+    """Escape as JSON does, which YAML and units read too, and double the signs that mean more to
+    them.
     """
     text = json.dumps(text, ensure_ascii=False)[1:-1]
     for sign in doubled:
@@ -142,7 +138,7 @@ def _escape(text: str, doubled: str) -> str:
 
 
 def shell_lines(words: Sequence[Word]) -> str:
-    """One command, over several lines where it is long."""
+    """Return one command, over several lines where it is long."""
     return _folded([shell_word(word) for word in words])
 
 
@@ -189,13 +185,15 @@ def find_recipe(
 ) -> Recipe:
     """Return a preset's recipe; with `gpu` that of the best plan for a model on these cards."""
     folder = presets_folder(paths)
-    known = find_preset(name, folder)
+    shipped = find_preset(name, folder)
     if gpu is not None:
-        if known is not None:
-            hint = f'leave --gpu out, or export its model: skep export {known.model} --gpu "{gpu}"'
+        if shipped is not None:
+            hint = (
+                f'leave --gpu out, or export its model: skep export {shipped.model} --gpu "{gpu}"'
+            )
             raise UserError(f"the preset `{name}` says its cards itself", hint=hint)
         return _planned(name, gpu, paths, port=port, engine_port=engine_port)
-    if known is None and find_geometry(name) is not None:
+    if shipped is None and find_geometry(name) is not None:
         raise UserError(
             f"`{name}` is a model, not a preset", hint='name the cards: --gpu "2x rtx-3090"'
         )
@@ -203,27 +201,27 @@ def find_recipe(
 
 
 def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
-    """A preset's replicas, on the cards it names or on the first ones."""
+    """Return a preset's replicas, on the cards it names or on the first ones."""
     _check_engine(preset.engine, preset.name)
-    each = preset.options.cards
-    if preset.hardware == NO_CARDS:
-        cards: tuple[Device, ...] = ()
-    else:
+    cards_each = preset.options.cards
+    cards: tuple[Device, ...] = ()
+    if preset.hardware != NO_CARDS:
         cards = parse_rig(preset.hardware).cards
-    wanted = max((*preset.gpus, each * preset.replicas - 1)) + 1
+    needed = max((*preset.gpus, cards_each * preset.replicas - 1)) + 1
     placed = assign_cards(
-        preset.replicas, each, preset.gpus, [GpuCard(number) for number in range(wanted)]
+        preset.replicas, cards_each, preset.gpus, [GpuCard(number) for number in range(needed)]
     )
-    if (not preset.gpus and preset.replicas == 1 and each < len(cards)) or not cards:
-        placed = [()] * preset.replicas  # an engine that divides itself over what it sees
+    divides_itself = not preset.gpus and preset.replicas == 1 and cards_each < len(cards)
+    if divides_itself or not cards:  # over the cards it sees
+        placed = [()] * preset.replicas
     serve = serve_of(preset)
     name = file_name(preset.name)
-    one = replace(
+    launch = replace(
         launch_of(serve, name, None, preset.checkpoint, threads=preset.threads or 0),
         model=preset.served_as,
     )
     launches = [
-        replace(one, name=f"{name}-{number}", gpus=gpus) for number, gpus in enumerate(placed)
+        replace(launch, name=f"{name}-{number}", gpus=gpus) for number, gpus in enumerate(placed)
     ]
     names = ("name", "title", "source", "container", "needs", "engine_version", "notes")
     alike: dict[str, Any] = {name: getattr(preset, name) for name in names}
@@ -239,7 +237,7 @@ def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
 
 
 def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
-    """As `skep plan MODEL --gpu ...` has it, with the checkpoint that it names."""
+    """Return the recipe of the best plan of `skep plan MODEL --gpu ...`."""
     plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,))), paths.store)
     setup = plan.setup
     rig = plan.rated.rig
@@ -259,18 +257,19 @@ def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int)
 
 
 def _check_engine(engine: str, name: str) -> None:
-    if engine == "ollama" or not isinstance(engine_named(engine), Adapter):
-        if engine == "ollama":
-            what = "Ollama"
-        else:
-            what = f"skep's own {engine} engine"
-        raise UserError(
-            f"`{name}` runs in {what}, which needs no export", hint=f"`skep up {name}` starts it"
-        )
+    if engine == "ollama":
+        title = "Ollama"
+    elif not isinstance(engine_named(engine), Adapter):
+        title = f"skep's own {engine} engine"
+    else:
+        return
+    raise UserError(
+        f"`{name}` runs in {title}, which needs no export", hint=f"`skep up {name}` starts it"
+    )
 
 
 def _on_ports(launches: Sequence[Launch], port: int, engine_port: int) -> tuple[Launch, ...]:
-    """Give them ports one after the other, none of them the endpoint's."""
+    """Return the launches with ports one after the other, none of them the endpoint's."""
     last = engine_port + len(launches) - 1
     if last > 65535 or engine_port <= port <= last:
         hint = f"they would use ports {engine_port} to {last}, the endpoint uses {port}"
@@ -312,17 +311,18 @@ def environment(launch: Launch, vendor: str = "nvidia") -> dict[str, str]:
 
 
 def gateway_words(recipe: Recipe, skep: Sequence[str] = ("skep",)) -> list[Word]:
-    """`skep`: how skep itself is started."""
+    """Return the command line of the gateway. `skep`: how skep itself is started."""
     words: list[Word] = [*skep, "gateway"]
     for launch in recipe.launches:
         words += ["--upstream", f"http://{HOST}:{launch.port}"]
     words += ["--slots", str(recipe.first.slots), "--model", recipe.first.model]
-    words += ["--reserve", str(recipe.first.reserve)] if recipe.first.reserve else []
+    if recipe.first.reserve:
+        words += ["--reserve", str(recipe.first.reserve)]
     return [*words, "--port", str(recipe.port)]
 
 
 def own_command() -> tuple[str, ...]:
-    """Return the skep that runs now: a unit does not search where a shell does."""
+    """Return the words that start the skep that runs now: a unit has no search path."""
     beside = Path(sys.executable).with_name("skep")
     if beside.exists():
         return (str(beside),)
@@ -362,60 +362,66 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     public = image_of(launch.engine, recipe.engine_version)
     # processes of one engine on several cards talk through shared memory, of which a container has
     # 64 MiB
-    own = recipe.container or Container(public, ipc_host=launch.engine in ("vllm", "sglang"))
-    host, inside, read_only, checkpoint = _weights(launch, own)
+    container = recipe.container or Container(public, ipc_host=launch.engine in ("vllm", "sglang"))
+    host, inside, read_only, checkpoint = _weights(launch, container)
     port = engine_kinds()[launch.engine].image_port
     inner = replace(launch, port=port, gpus=(), checkpoint=checkpoint, binary=None)
     program, arguments = _started(
-        launch.engine, _inner_words(inner, launch, recipe.engine_version), own.before
+        launch.engine, _inner_words(inner, launch, recipe.engine_version), container.before
     )
-    mounts = [(RecipePath(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
-    if inside and inside not in (mount.inside for mount in own.mounts):
+    mounts = [
+        (RecipePath(mount.host), mount.inside, mount.read_only) for mount in container.mounts
+    ]
+    if inside and inside not in (mount.inside for mount in container.mounts):
         mounts.insert(0, (RecipePath(host), inside, read_only))
-    given = environment(inner)
+    variables = environment(inner)
     hub = on_hub(checkpoint or "")
-    given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
-    url = f"http://{HOST}:{port}{health_path(launch)}"
-    by_python = (
-        "CMD",
-        "python3",
-        "-c",
-        f"import urllib.request as u; u.urlopen({url!r}, timeout=5)",
-    )
-    # What the image has.
-    health = ("CMD", "curl", "-f", url) if launch.engine == "llamacpp" else by_python
+    if hub and launch.engine == "llamacpp":
+        variables |= {"LLAMA_CACHE": LLAMA_CACHE[1]}
     return ContainerSpec(
-        launch.name,
-        own.image,
-        launch.gpus,
-        recipe.vendor == "nvidia",
-        launch.port,
-        port,
-        tuple(mounts),
-        given,
-        ("HF_TOKEN",) if hub else (),
-        own.shm,
-        own.ipc_host,
-        program,
-        arguments,
-        health,
+        name=launch.name,
+        image=container.image,
+        gpus=launch.gpus,
+        nvidia=recipe.vendor == "nvidia",
+        port=launch.port,
+        inside_port=port,
+        mounts=tuple(mounts),
+        env=variables,
+        passed=("HF_TOKEN",) if hub else (),
+        shm=container.shm,
+        ipc_host=container.ipc_host,
+        program=program,
+        arguments=arguments,
+        health=_health_check(launch, port),
     )
 
 
-def docker_words(one: ContainerSpec) -> list[Word]:
-    """Behind `docker run`: options, image, command."""
-    words: list[Word] = ["--name", one.name]
-    if one.nvidia:
-        words += ["--gpus", f'"device={",".join(map(str, one.gpus))}"' if one.gpus else "all"]
-    words += ["-p", f"{HOST}:{one.port}:{one.inside_port}"]
-    words += ["--ipc=host"] if one.ipc_host else []
-    words += [f"--shm-size={one.shm}"] if one.shm else []
-    for host, inside, read_only in one.mounts:
+def _health_check(launch: Launch, port: int) -> tuple[str, ...]:
+    """Return the command that asks the engine, with what its image has."""
+    url = f"http://{HOST}:{port}{health_path(launch)}"
+    if launch.engine == "llamacpp":
+        return ("CMD", "curl", "-f", url)
+    script = f"import urllib.request as u; u.urlopen({url!r}, timeout=5)"
+    return ("CMD", "python3", "-c", script)
+
+
+def docker_words(spec: ContainerSpec) -> list[Word]:
+    """Return what stands behind `docker run`: options, image, command."""
+    words: list[Word] = ["--name", spec.name]
+    if spec.nvidia:
+        words += ["--gpus", f'"device={",".join(map(str, spec.gpus))}"' if spec.gpus else "all"]
+    words += ["-p", f"{HOST}:{spec.port}:{spec.inside_port}"]
+    if spec.ipc_host:
+        words += ["--ipc=host"]
+    if spec.shm:
+        words += [f"--shm-size={spec.shm}"]
+    for host, inside, read_only in spec.mounts:
         words += ["-v", RecipePath(host.text, f":{inside}{':ro' if read_only else ''}")]
-    for variable in (*(f"{name}={value}" for name, value in one.env.items()), *one.passed):
+    for variable in (*(f"{name}={value}" for name, value in spec.env.items()), *spec.passed):
         words += ["-e", variable]
-    words += ["--entrypoint", one.program] if one.program else []
-    return [*words, one.image, *one.arguments]
+    if spec.program:
+        words += ["--entrypoint", spec.program]
+    return [*words, spec.image, *spec.arguments]
 
 
 def image_of(engine: str, version: str | None) -> str:
@@ -431,19 +437,16 @@ def image_of(engine: str, version: str | None) -> str:
 
 
 def variables_of(recipe: Recipe) -> dict[str, str | None]:
-    """Return names in the mounts, with a place to begin with; None: only the user knows."""
+    """Return the variables in the mounts, each with a usual path; None: only the user knows it."""
     texts = [host.text for host, _, _ in container_of(recipe, recipe.first).mounts]
-    names = [found[1] or found[2] for text in texts for found in _VARIABLE.finditer(text)]
-    own = weights_variable(recipe)
+    names = [match[1] or match[2] for text in texts for match in _VARIABLE.finditer(text)]
+    of_weights = weights_variable(recipe)
     name = (recipe.first.checkpoint or "").rpartition("/")[2]
-    if name.endswith(".gguf"):
-        place = "~/models"
-    else:
-        place = f"~/models/{file_name(name)}"
+    place = "~/models" if name.endswith(".gguf") else f"~/models/{file_name(name)}"
     return {
-        fromkey: place if fromkey == own else None
-        for fromkey in dict.fromkeys(names)
-        if fromkey != "HOME"
+        variable: place if variable == of_weights else None
+        for variable in dict.fromkeys(names)
+        if variable != "HOME"
     }
 
 
@@ -456,35 +459,35 @@ def weights_variable(recipe: Recipe) -> str | None:
     }
     mounts = container_of(recipe, recipe.first).mounts
     whole = (_VARIABLE.fullmatch(host.text) for host, target, _ in mounts if target in inside)
-    return next((found[1] or found[2] for found in whole if found), None)
+    return next((match[1] or match[2] for match in whole if match), None)
 
 
-def _weights(launch: Launch, own: Container) -> tuple[str, str, bool, str | None]:
-    """Return what is mounted for them, where inside, whether only to be read, and what the engine
-    inside is told.
+def _weights(launch: Launch, container: Container) -> tuple[str, str, bool, str | None]:
+    """Return what is mounted for the weights, where inside, whether read-only, and the checkpoint
+    that the engine inside is told.
     """
     checkpoint = launch.checkpoint
     if checkpoint is None:
         return "", "", False, None
     folder, _, name = checkpoint.rpartition("/")
-    here = checkpoint.startswith(LOCAL)
-    if own.checkpoint is None and on_hub(checkpoint):
-        return *(LLAMA_CACHE if launch.engine == "llamacpp" else HUB_CACHE), False, checkpoint
-    if own.checkpoint is None and checkpoint.endswith(".gguf"):
-        return folder if here else f"${MODELS}", MODELS_INSIDE, True, f"{MODELS_INSIDE}/{name}"
-    inside = own.checkpoint or CHECKPOINT_INSIDE
-    return checkpoint if here else f"${CHECKPOINT}", inside, True, inside
+    is_local = checkpoint.startswith(LOCAL)
+    if container.checkpoint is None and on_hub(checkpoint):
+        outside, inside = LLAMA_CACHE if launch.engine == "llamacpp" else HUB_CACHE
+        return outside, inside, False, checkpoint
+    if container.checkpoint is None and checkpoint.endswith(".gguf"):
+        return folder if is_local else f"${MODELS}", MODELS_INSIDE, True, f"{MODELS_INSIDE}/{name}"
+    inside = container.checkpoint or CHECKPOINT_INSIDE
+    return checkpoint if is_local else f"${CHECKPOINT}", inside, True, inside
 
 
 def _inner_words(inner: Launch, launch: Launch, release: str | None) -> list[str]:
     """Return the command line inside.
 
-    Which parsers a model takes is told by its own name, not by its folder there.
+    Which parsers a model takes depends on its own name, not on its folder in the container.
     """
+    named = inner
     if launch.engine in FROM_HUB:
         named = replace(inner, checkpoint=launch.checkpoint)
-    else:
-        named = inner
     words = [
         word.text if isinstance(word, RecipePath) else word
         for word in native_words(named, release)
@@ -498,8 +501,9 @@ def _inner_words(inner: Launch, launch: Launch, release: str | None) -> list[str
 def _started(
     engine: str, words: list[str], steps: Sequence[str]
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the engine's command line as its image knows it,
-    behind the steps that come before.
+    """Return the container's entry point (None: the image's own) and the arguments behind it.
+
+    `steps`: commands that run before the engine.
     """
     words[0] = words[0].rpartition("/")[2]
     if words[0].startswith("python"):
@@ -510,13 +514,11 @@ def _started(
     else:
         words += ["--host", EVERYWHERE]
     if steps:
-        if engine == "llamacpp":
-            start = "/app/llama-server"
-        else:
-            start = words[0]
+        start = "/app/llama-server" if engine == "llamacpp" else words[0]
         script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
         return "/bin/bash", ("-c", script)
-    return None if engine == "llamacpp" else words[0], tuple(words[1:])
+    entry_point = None if engine == "llamacpp" else words[0]
+    return entry_point, tuple(words[1:])
 
 
 # Texts
@@ -524,14 +526,14 @@ def _started(
 
 @cache
 def _templates() -> Environment:
-    found = Environment(  # noqa: S701 - no HTML: each form has a quoting of its own
+    templates = Environment(  # noqa: S701 - no HTML: each form has a quoting of its own
         loader=PackageLoader("skep.deploy"),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
     )
-    found.filters |= {
+    templates.filters |= {
         # a unit has no search path
         "command": lambda words: _folded(["/usr/bin/env", *map(systemd_word, words)]),
         "commented": lambda text: comment(text.strip("\n")) + "\n",
@@ -548,20 +550,19 @@ def _templates() -> Environment:
         container_of, docker_words, variables_of, environment, gateway_words, file_name,
         native_command, native_words, own_command, image_of, weights_variable, on_hub,
     )  # fmt: skip
-    found.globals |= {function.__name__: function for function in functions}
-    found.globals |= {
+    templates.globals |= {function.__name__: function for function in functions}
+    templates.globals |= {
         "here": HOST,
         "start_s": START_S,
         "folder": FOLDER,
         "placeholder": PLACEHOLDER,
     }
-    return found
+    return templates
 
 
 def _export(form: str, recipe: Recipe) -> str:
-    contained = form in ("docker", "compose") or (
-        form == "systemd" and recipe.container is not None
-    )
+    in_unit = form == "systemd" and recipe.container is not None
+    contained = form in ("docker", "compose") or in_unit
     about = (
         _templates().get_template("about.j2").render(recipe=recipe, contained=contained, form=form)
     )

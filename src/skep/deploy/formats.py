@@ -1,5 +1,4 @@
-"""`skep plan --formats`: a model on one rig in every weight format, and with every KV type of the
-best one.
+"""`skep plan --formats`: a model on one rig in every weight format, then with every KV type.
 
 Each row is a plan of its own with that choice pinned, so that verdict and reason are those of the
 planner's rules."""
@@ -42,15 +41,9 @@ _POOL_FORMATS = ("awq", "gptq", "autoround", "int8", "fp8", "nvfp4", "bf16")
 _GGUF_FORMATS = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16")
 _LEAST_BITS = 4
 _WEIGHT_RULES = (
-    "engine-format",
-    "fp8-weights",
-    "nvfp4",
-    "mxfp4",
-    "int8-weights",
-    "bf16",
-    "int4-kernels",
+    "engine-format", "fp8-weights", "nvfp4", "mxfp4", "int8-weights", "bf16", "int4-kernels",
     "engine",
-)
+)  # fmt: skip
 _KV_RULES = ("kv-engine", "kv-fp8", "kv-int8", "turboquant", "kv-nvfp4", "engine")
 _WORST_FIRST = ("costs", "depends")
 _TOKENS = 1000  # whose KV is counted
@@ -111,10 +104,9 @@ class FormatTrial(Struct, frozen=True):
 def answer_formats(
     flags: PlanFlags, store: Path, tick: Tick = lambda _done, _all: None
 ) -> FormatAnswer:
-    """Return a row for every format; first is what `skep plan` would choose. Raise DoesNotFit
-    where it has no plan.
+    """Return a row for every format, first what `skep plan` would choose.
 
-    `tick`: is told how many plans are made, of how many.
+    Raise DoesNotFit where it has no plan. `tick` hears how many plans are made, of how many.
     """
     model = read_model(flags.model)
     rigs = read_rigs(flags)
@@ -122,31 +114,26 @@ def answer_formats(
         raise UserError(
             "--formats compares the formats of one rig", hint="leave all --gpu but one out"
         )
-    found = rigs[0]
+    resolved = rigs[0]
     goal = goal_of(flags, model)
     pins = pins_of(flags, model)
-    check_flags(found.rig, goal, pins, model.geometry)
+    check_flags(resolved.rig, goal, pins, model.geometry)
     quant = pins.quant.id if pins.quant else None
     trial = FormatTrial(
         model.geometry,
-        found.rig,
+        resolved.rig,
         goal,
-        own_basis(store, model.geometry.id, quant, found.rig if flags.gpu else None),
+        own_basis(store, model.geometry.id, quant, resolved.rig if flags.gpu else None),
     )
-    engines = engines_of(flags, model, found)
+    engines = engines_of(flags, model, resolved)
     best = trial.choice(pins, engines, checkpoint_asked(flags, model))
     if not best.plans:
-        raise fits_nowhere(
-            model.geometry,
-            best,
-            goal,
-            pins,
-            best.rejected[0].engine if best.rejected else engines[0],
-        )
+        engine = best.rejected[0].engine if best.rejected else engines[0]
+        raise fits_nowhere(model.geometry, best, goal, pins, engine)
     weights, kv = _rows(trial, model, pins, engines, best, tick)
     return FormatAnswer(
         model.geometry.id,
-        found.rig.title,
+        resolved.rig.title,
         goal.agents,
         best.plans[0].setup.quant.title,
         weights,
@@ -162,7 +149,7 @@ def _rows(
     best: PlanChoice,
     tick: Tick,
 ) -> tuple[tuple[FormatRow, ...], tuple[FormatRow, ...]]:
-    """Return the rows of weights and of KV types; that of the best plan's own choice is the best
+    """Return the rows of weights and of KV types; the row of the best plan's own choice shows that
     plan.
     """
     first = best.plans[0]
@@ -196,19 +183,19 @@ def _weight_tries(
     if pins.quant is not None:
         yield chosen.quant, chosen.engine
         return
-    known = [
+    published = [
         name for checkpoint in checkpoints_of(model.geometry.id) for name in checkpoint.formats
     ]
     for pooled, usual in ((True, _POOL_FORMATS), (False, _GGUF_FORMATS)):
         engine = next((engine for engine in engines if has_pool(engine) is pooled), None)
         if engine is None:
             continue
-        wanted = {
+        names = {
             name
-            for name in (*usual, *known)
+            for name in (*usual, *published)
             if name in QUANTS and QUANTS[name].nominal >= _LEAST_BITS
         }
-        fitting = {name for name in wanted if (QUANTS[name].family == "gguf") is not pooled}
+        fitting = {name for name in names if (QUANTS[name].family == "gguf") is not pooled}
         if has_pool(chosen.engine) is pooled:
             fitting.add(chosen.quant.id)
         yield from (
@@ -229,15 +216,13 @@ def _weight_row(
     verdict, why = _judged(choice, first, _WEIGHT_RULES)
     checkpoint = plan.checkpoint if plan is not None else None
     if plan is not None and checkpoint is None and checkpoints_of(model.id):
-        verdict = verdict if plan is first else "unpublished"
+        if plan is not first:
+            verdict = "unpublished"
         why = f"no checkpoint in this format is known; {why}"
-    if checkpoint is not None:
-        known = checkpoint_of(checkpoint)
-    else:
-        known = None
+    record = checkpoint_of(checkpoint) if checkpoint is not None else None
     size = as_published(quant, model, engine)
-    if known is not None and known.disk_gb:
-        on_disk = known.disk_gb * 1e9
+    if record is not None and record.disk_gb:
+        on_disk = record.disk_gb * 1e9
     else:
         on_disk = weights_bytes(model, size)
     return FormatRow(
@@ -258,9 +243,9 @@ def _kv_tries(pins: Pins, first: Plan) -> Iterator[KvType]:
         yield first.setup.kv
         return
     gguf = first.setup.engine == "llamacpp"
-    yield from (
-        kv for kv in KV_TYPES.values() if kv.family == "half" or (kv.family == "gguf") is gguf
-    )
+    for kv in KV_TYPES.values():
+        if kv.family == "half" or (kv.family == "gguf") is gguf:
+            yield kv
 
 
 def _kv_row(trial: FormatTrial, kv: KvType, pins: Pins, best: PlanChoice) -> FormatRow:
@@ -305,14 +290,16 @@ def _figures(plan: Plan | None) -> dict[str, Any]:
 
 
 def _judged(choice: PlanChoice, first: Plan, rules: tuple[str, ...]) -> tuple[str, str]:
-    """Return the verdict on a row and why: what its rules say, else its speed and context against
-    the first.
+    """Return the verdict on a row and why: its rules' words, else speed and context against the
+    first.
     """
     if not choice.plans:
         return _rejected(choice)
     plan = choice.plans[0]
-    said = [finding for finding in plan.rated.findings if finding.rule in rules]
-    worst = next((one for name in _WORST_FIRST for one in said if one.verdict == name), None)
+    findings = [finding for finding in plan.rated.findings if finding.rule in rules]
+    worst = next(
+        (finding for name in _WORST_FIRST for finding in findings if finding.verdict == name), None
+    )
     if plan is first:
         return "first", worst.sentence if worst is not None else "the planner's choice"
     against = _against(plan, first)
@@ -336,16 +323,14 @@ def _with_remedy(finding: Finding) -> str:
 def _rejected(choice: PlanChoice) -> tuple[str, str]:
     if not choice.rejected:
         return "refused", "nothing was left to try"
-    short = [one for one in choice.rejected if one.rule == "memory"]
+    short = [rejected for rejected in choice.rejected if rejected.rule == "memory"]
     if short:
-        return "too large", max(
-            short, key=lambda one: (one.layout.cards_each, -one.layout.pp)
-        ).reason
+        widest = max(short, key=lambda rejected: (rejected.layout.cards_each, -rejected.layout.pp))
+        return "too large", widest.reason
     first = choice.rejected[0]
-    return (
-        "refused",
-        f"{first.reason} -> {first.remedy}" if first.remedy is not None else first.reason,
-    )
+    if first.remedy is not None:
+        return "refused", f"{first.reason} -> {first.remedy}"
+    return "refused", first.reason
 
 
 def weight_kernel(quant: Quant, card: Device, engine: str) -> str:

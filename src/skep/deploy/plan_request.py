@@ -1,6 +1,4 @@
-"""What `skep plan` does between its flags and its output:
-read the model, read the rigs, choose.
-"""
+"""What `skep plan` does between flags and output: read the model, read the rigs, choose."""
 
 from __future__ import annotations
 
@@ -40,17 +38,8 @@ if TYPE_CHECKING:
 GOALS = ("throughput", "latency")
 AGENTS = 4  # to plan for, where nobody says how many
 _QUANT_ENDINGS = (
-    "awq",
-    "gptq",
-    "fp8",
-    "nvfp4",
-    "mxfp4",
-    "autoround",
-    "int4",
-    "w4a16",
-    "w8a8",
-    "bf16",
-)
+    "awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16",
+)  # fmt: skip
 _METHODS = {
     "modelopt": "fp8",
     "fbgemm_fp8": "fp8",
@@ -63,7 +52,7 @@ EVIDENCE = "published for "  # begins a note about what others measured on such 
 
 
 class PlanFlags(PinnedSizes, frozen=True):
-    """As they were typed."""
+    """The flags as they were typed."""
 
     model: str
     gpu: tuple[str, ...] = ()
@@ -88,9 +77,8 @@ class ModelFound(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     engine: str | None = None  # that reads them, where no other does
     takes_tools: bool | None = None  # as their chat template says; None: it was not read
-    unknown_quant: str | None = (
-        None  # what their configuration calls a format that is not known here
-    )
+    # what their configuration calls a format that is not known here
+    unknown_quant: str | None = None
 
 
 class FigureBeside(Struct, frozen=True):
@@ -103,14 +91,13 @@ class FigureBeside(Struct, frozen=True):
     metric: Metric
     published_tok_s: float
     predicted_tok_s: float  # as the plan's own levels
-    uncorrected_tok_s: float | None = (
-        None  # without published rows of the layout; None: none correct it
-    )
+    # without published rows of the layout; None: none correct it
+    uncorrected_tok_s: float | None = None
     corrected_by_it: bool = False  # this figure is one of those rows
 
     @property
     def off(self) -> float:
-        """How far the prediction is above the figure, as a share."""
+        """Return how far the prediction is above the figure, as a share."""
         return self.predicted_tok_s / self.published_tok_s - 1
 
 
@@ -138,16 +125,14 @@ class PlanAnswer(Struct, frozen=True):
 
     @property
     def recommended(self) -> PlanChoice:
-        """Return the rig to start on: of those that meet the requirement the cheapest, without
+        """Return the rig to start on: the cheapest of those that meet the requirement, without
         prices the fastest.
         """
         return min((choice for choice in self.choices if choice.plans), key=self.place)
 
     @staticmethod
     def place(choice: PlanChoice) -> tuple[bool, bool, float, float]:
-        """Return what orders rigs: those that meet the requirement, the cheap ones,
-        the fast ones.
-        """
+        """Return the sort key of a rig: by its plans, the requirement, the price, the speed."""
         if not choice.plans:
             return True, True, 0.0, 0.0
         rated = choice.plans[0].rated
@@ -160,37 +145,36 @@ class PlanAnswer(Struct, frozen=True):
 
     @property
     def ranked(self) -> list[tuple[PlanChoice, Plan]]:
-        """Return all plans of all rigs, the recommended rig's first one before the others, those
-        best first.
+        """Return all plans of all rigs: the recommended rig's first plan, then the best first.
 
         Plans of one rig stay in their order.
         """
-        left = [(choice, list(choice.plans)) for choice in self.choices if choice.plans]
+        remaining = [(choice, list(choice.plans)) for choice in self.choices if choice.plans]
         ordered: list[tuple[PlanChoice, Plan]] = []
-        if left:
-            place = next(n for n, (choice, _) in enumerate(left) if choice is self.recommended)
-            ordered.append((self.recommended, left[place][1].pop(0)))
-            left = [(rig, rest) for rig, rest in left if rest]
-        while left:
-            best = first_of([plans[0].rated for _, plans in left])
-            place = next(n for n, (_, plans) in enumerate(left) if plans[0].rated is best)
-            choice, plans = left[place]
+        if remaining:
+            place = next(
+                n for n, (choice, _) in enumerate(remaining) if choice is self.recommended
+            )
+            ordered.append((self.recommended, remaining[place][1].pop(0)))
+            remaining = [(rig, rest) for rig, rest in remaining if rest]
+        while remaining:
+            best = first_of([plans[0].rated for _, plans in remaining])
+            place = next(n for n, (_, plans) in enumerate(remaining) if plans[0].rated is best)
+            choice, plans = remaining[place]
             ordered.append((choice, plans.pop(0)))
-            left = [(rig, rest) for rig, rest in left if rest]
+            remaining = [(rig, rest) for rig, rest in remaining if rest]
         return ordered
 
 
 def answer_plan(
     flags: PlanFlags, store: Path, *, files: bool = True, rig: ResolvedRig | None = None
 ) -> PlanAnswer:
-    """`files`: the model may be a file or a folder of this machine.
+    """Return the plans for a model on each rig.
 
-    `rig`: instead of those that the flags name.
+    `files`: the model may be a file or a folder of this machine. `rig`: instead of those that the
+    flags name.
     """
-    if files:
-        model = read_model(flags.model)
-    else:
-        model = model_by_name(flags.model)
+    model = read_model(flags.model) if files else model_by_name(flags.model)
     goal = goal_of(flags, model)
     pins = pins_of(flags, model)
     rigs = read_rigs(flags) if rig is None else (rig,)
@@ -200,14 +184,14 @@ def answer_plan(
     notes = [*model.notes, *(note for rig in rigs for note in rig.notes)]
     choices: list[PlanChoice] = []
     engines: list[str] = []
-    for found in rigs:
-        check_flags(found.rig, goal, pins, model.geometry)
-        names = engines_of(flags, model, found)
-        basis_of = own_basis(store, model.geometry.id, quant, found.rig if elsewhere else None)
+    for resolved in rigs:
+        check_flags(resolved.rig, goal, pins, model.geometry)
+        names = engines_of(flags, model, resolved)
+        basis_of = own_basis(store, model.geometry.id, quant, resolved.rig if elsewhere else None)
         choices.append(
             choose(
                 model.geometry,
-                found.rig,
+                resolved.rig,
                 goal,
                 pins,
                 engines=names,
@@ -219,40 +203,36 @@ def answer_plan(
         notes += [basis_of(name).note for name in names]
     published = evidence(choices, goal.agents)
     notes += published.values()
-    told = tuple(dict.fromkeys(filter(None, notes)))
+    distinct_notes = tuple(dict.fromkeys(filter(None, notes)))
     used = tuple(dict.fromkeys(engines))
-    return PlanAnswer(flags, model, goal, pins, used, tuple(choices), told, published)
+    return PlanAnswer(flags, model, goal, pins, used, tuple(choices), distinct_notes, published)
 
 
 def checkpoint_asked(flags: PlanFlags, model: ModelFound) -> str | None:
-    """Return the model's own files; in another format than theirs, the files are others, yet to be
-    made.
-    """
-    same = (
-        flags.quant is None
-        or model.quant is None
-        or model.quant.family == find_quant(flags.quant).family
-    )
+    """Return the model's own files; None where another format than theirs is asked for."""
+    if flags.quant is None or model.quant is None:
+        return model.checkpoint
+    same = model.quant.family == find_quant(flags.quant).family
     return model.checkpoint if same else None
 
 
-def nothing_fits(found: PlanAnswer) -> SkepError | None:
-    """Where no rig has a plan; exit 3 wins over exit 2."""
-    if any(choice.plans for choice in found.choices):
+def nothing_fits(answer: PlanAnswer) -> SkepError | None:
+    """Return why no rig has a plan, None where one has; exit 3 wins over exit 2."""
+    if any(choice.plans for choice in answer.choices):
         return None
     tried = [
-        (choice, choice.rejected[0].engine if choice.rejected else found.engines[0])
-        for choice in found.choices
+        (choice, choice.rejected[0].engine if choice.rejected else answer.engines[0])
+        for choice in answer.choices
     ]
     errors = (
-        fits_nowhere(found.model.geometry, one, found.goal, found.pins, engine)
-        for one, engine in tried
+        fits_nowhere(answer.model.geometry, choice, answer.goal, answer.pins, engine)
+        for choice, engine in tried
     )
     return max(errors, key=lambda error: error.exit_code)
 
 
 def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
-    """Return what is wanted; where nobody says how long a task is, an agent's, as far as the
+    """Return what the plan is for. A task without lengths is as long as an agent's, as far as the
     context is enough.
     """
     _one_of("--goal", flags.goal, GOALS)
@@ -261,9 +241,9 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
         from skep.stats.slo import SloLimits
 
         limits = tuple((limit.name, limit.ms) for limit in SloLimits.parse(flags.slo).limits)
-    most = min(flags.context or _NO_LIMIT, model.geometry.max_context or _NO_LIMIT)
-    output = flags.output_tokens or min(AGENT_OUTPUT_TOKENS, max(1, most // 8))
-    prompt = flags.input_tokens or min(AGENT_INPUT_TOKENS, max(1, most - output))
+    max_tokens = min(flags.context or _NO_LIMIT, model.geometry.max_context or _NO_LIMIT)
+    output = flags.output_tokens or min(AGENT_OUTPUT_TOKENS, max(1, max_tokens // 8))
+    prompt = flags.input_tokens or min(AGENT_INPUT_TOKENS, max(1, max_tokens - output))
     return PlanGoal(flags.goal, flags.agents, prompt, output, limits)
 
 
@@ -288,10 +268,10 @@ def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = N
             )
     needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
     if needed > len(rig.cards):
-        there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
+        card_count = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
         hint = "the cards are TP x PP x replicas; leave one out and skep chooses it"
         raise UserError(
-            f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint
+            f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {card_count}", hint=hint
         )
     if pins.context is not None and pins.context < goal.need_tokens:
         hint = "raise --context, or lower --prompt-tokens and --output-tokens"
@@ -307,10 +287,14 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
             hint="write it as 0.9",
         )
     quant = find_quant(flags.quant) if flags.quant else model.quant
-    known = model.quant
-    if quant is not None and known is not None and known.family not in ("half", quant.family):
+    file_quant = model.quant
+    if (
+        quant is not None
+        and file_quant is not None
+        and file_quant.family not in ("half", quant.family)
+    ):
         raise UserError(
-            f"--quant {quant.id} contradicts `{flags.model}`, which is {known.title}",
+            f"--quant {quant.id} contradicts `{flags.model}`, which is {file_quant.title}",
             hint="leave --quant out, or name the checkpoint in that format",
         )
     if quant is None and model.unknown_quant is not None:
@@ -328,13 +312,13 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
 
 
 def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
-    """GGUF, Apple's chips and NVIDIA's oldest are llama.cpp's, folders the others'; else all that
-    load one may win.
+    """Return the engines to plan with: llama.cpp for GGUF, Apple's chips and NVIDIA's oldest, the
+    others for folders, else all.
     """
     words = (
         name.strip().lower().replace("llama.cpp", "llamacpp")
-        for each in flags.engine
-        for name in each.split(",")
+        for names in flags.engine
+        for name in names.split(",")
     )
     named = tuple(dict.fromkeys(words))
     if "all" in named:
@@ -345,11 +329,8 @@ def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[s
         return named
     pinned = find_quant(flags.quant) if flags.quant else model.quant
     gguf = pinned is not None and pinned.family == "gguf"
-    if (
-        gguf
-        or model.engine == "llamacpp"
-        or not any(runs_cuda_kernels(card) for card in rig.rig.cards)
-    ):
+    has_kernels = any(runs_cuda_kernels(card) for card in rig.rig.cards)
+    if gguf or model.engine == "llamacpp" or not has_kernels:
         return ("llamacpp",)
     if pinned is None and model.checkpoint is None:
         return ENGINES
@@ -362,18 +343,16 @@ def read_rigs(flags: PlanFlags) -> tuple[ResolvedRig, ...]:
         from skep.host.facts import read_host
 
         return (rig_of_host(read_host(), flags.link),)
-    found = [find_rig(name, flags.link) for name in names]
-    titles = [one.rig.title for one in found]
+    rigs = [find_rig(name, flags.link) for name in names]
+    titles = [rig.rig.title for rig in rigs]
     return tuple(  # rigs of the same cards are called as they were written
-        replace(one, rig=replace(one.rig, title=name)) if titles.count(one.rig.title) > 1 else one
-        for one, name in zip(found, names, strict=True)
+        replace(rig, rig=replace(rig.rig, title=name)) if titles.count(rig.rig.title) > 1 else rig
+        for rig, name in zip(rigs, names, strict=True)
     )
 
 
 def read_model(name: str) -> ModelFound:
-    """A path wins where it looks like one: `qwen3-8b` is a name even beside a folder of that
-    name.
-    """
+    """Return a model by its path or name. `qwen3-8b` is a name even beside a folder so called."""
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return _read_gguf(path, name)
@@ -391,24 +370,24 @@ def read_model(name: str) -> ModelFound:
 def model_by_name(name: str) -> ModelFound:
     """Return a model of the catalogue.
 
-    Reads no file: whoever may not know what files there are learns nothing.
+    It reads no file, so that it does not tell which files exist.
     """
     from skep.catalog.models import geometry
 
-    known = geometry(name)
+    model = geometry(name)
     words = re.split(r"[\s_-]+", name.lower())
     if words[-1] == "gguf":
         return ModelFound(
-            known,
+            model,
             notes=(f"{name} is taken as GGUF for llama.cpp, by its name",),
             engine="llamacpp",
         )
     word = next((word for word in words if word in _QUANT_ENDINGS), None)
-    if word is None or known.id == name.lower():
-        return ModelFound(known)
+    if word is None or model.id == name.lower():
+        return ModelFound(model)
     quant = find_quant(word)
     return ModelFound(
-        known,
+        model,
         quant,
         name if "/" in name else None,
         (f"{name} is taken as {quant.title}, by its name",),
@@ -456,7 +435,7 @@ def _read_folder(path: Path) -> ModelFound:
 
 
 def _named_quant(method: str, bits: float | None, *, floats: bool | None = None) -> Quant | None:
-    """Of a `quantization_config`; None where it is none of those that are known."""
+    """Return the format of a `quantization_config`; None where it is not known."""
     if method in ("compressed-tensors", "modelopt", "quark") and (floats or bits == 4.5):
         if bits == 8:
             return QUANTS["fp8"]
@@ -464,33 +443,29 @@ def _named_quant(method: str, bits: float | None, *, floats: bool | None = None)
             return QUANTS["nvfp4"]
         return None
     method = _METHODS.get(method, method)
-    found = next(
-        filter(
-            None, map(known_quant, (method, method.replace("-", "_"), method.replace("_", "-")))
-        ),
-        None,
-    )
-    if found is not None and bits == 8 and found.nominal == 4:
+    spellings = (method, method.replace("-", "_"), method.replace("_", "-"))
+    quant = next(filter(None, map(known_quant, spellings)), None)
+    if quant is not None and bits == 8 and quant.nominal == 4:
         return QUANTS["int8"]
-    return found
+    return quant
 
 
-def _speculation(asked: str | None) -> tuple[Speculation | None, bool]:
-    """`mtp:3`, or `none`."""
-    if asked is None or asked.strip().lower() == "none":
-        return None, asked is not None
-    draft = parse_draft(asked, None, key="--spec")
+def _speculation(text: str | None) -> tuple[Speculation | None, bool]:
+    """Parse `mtp:3` or `none`; the second value is whether speculation is ruled out."""
+    if text is None or text.strip().lower() == "none":
+        return None, text is not None
+    draft = parse_draft(text, None, key="--spec")
     return Speculation(draft.method, draft.depth), False
 
 
-def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"{flag} `{value}` is not known", hint="known: " + ", ".join(known))
+def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{flag} `{value}` is not known", hint="known: " + ", ".join(choices))
 
 
 def own_basis(store: Path, model_id: str, quant_id: str | None, rig: Rig | None = None) -> BasisOf:
-    """Return the nearest calibration on this machine, or with a rig on such cards, if any; its
-    sentence goes with every plan."""
+    """Return what plans are computed with: the nearest calibration on this machine, or on such
+    cards where a rig is given, if any. Its sentence goes with every plan."""
     if not store.exists():
         return lambda _engine: Basis(published_constants())
     from skep.deploy.stored_calibration import calibrated_basis
@@ -503,8 +478,8 @@ def own_basis(store: Path, model_id: str, quant_id: str | None, rig: Rig | None 
 
 
 def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
-    """Return a sentence for each rig's title: the fastest of what others measured at about as many
-    agents.
+    """Return for each rig's title a sentence on the fastest of what others measured at about as
+    many agents.
 
     Rows in the plan's format that state their lengths are compared with it; others are shown where
     none is as near."""
@@ -517,14 +492,20 @@ def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
         alike = [row for row in rows if row.is_in_format(plan.setup.quant)]
         compared = _fastest_near([row for row in alike if row.has_lengths], agents)
         others = [row for row in alike or rows if not row.has_lengths or not alike]
-        shown = _fastest_near(others, agents)
-        if shown and compared and _distance(shown[0], agents) >= _distance(compared[0], agents):
-            shown = []
-        told = [f"{_row_words(plan, row)}{_compared(plan, row)}" for row in compared]
-        told += [f"{_row_words(plan, row)}{_not_compared(plan, row)}" for row in shown]
-        if told:
+        uncompared = _fastest_near(others, agents)
+        if (
+            uncompared
+            and compared
+            and _distance(uncompared[0], agents) >= _distance(compared[0], agents)
+        ):
+            uncompared = []
+        row_sentences = [f"{_row_words(plan, row)}{_compared(plan, row)}" for row in compared]
+        row_sentences += [
+            f"{_row_words(plan, row)}{_not_compared(plan, row)}" for row in uncompared
+        ]
+        if row_sentences:
             sentences[choice.rig.title] = (
-                f"{EVIDENCE}{cards_title(choice.rig.cards)}: {'; also '.join(told)}"
+                f"{EVIDENCE}{cards_title(choice.rig.cards)}: {'; also '.join(row_sentences)}"
             )
     return sentences
 
@@ -534,12 +515,8 @@ def _fastest_near(rows: Sequence[PublishedRow], agents: int) -> list[PublishedRo
     if not rows:
         return []
     nearest = min(_distance(row, agents) for row in rows)
-    return [
-        max(
-            (row for row in rows if _distance(row, agents) <= nearest + 0.5),
-            key=lambda row: row.tok_s,
-        )
-    ]
+    near = (row for row in rows if _distance(row, agents) <= nearest + 0.5)
+    return [max(near, key=lambda row: row.tok_s)]
 
 
 def _distance(row: PublishedRow, agents: int) -> float:
@@ -561,21 +538,19 @@ def _row_words(best: Plan, row: PublishedRow) -> str:
         how.append(f"in {QUANTS[row.quant].title}")
     # The speed of one stream, whatever its length.
     alone = row.metric == "decode" and row.concurrency == 1
+    task = ""
     if row.has_lengths and not alone:
         task = f"{row.input_tokens} tokens in, {row.output_tokens} out, "
-    else:
-        task = ""
+    pure = ""
     if row.metric == "decode" and not alone:
         pure = " while they decode"
-    else:
-        pure = ""
-    found = " ".join([f"{row.tok_s:,.0f} tok/s{pure}", *how])
-    return f"{found} at {task}C={row.concurrency} ({row.source})"
+    speed = " ".join([f"{row.tok_s:,.0f} tok/s{pure}", *how])
+    return f"{speed} at {task}C={row.concurrency} ({row.source})"
 
 
 def _compared(best: Plan, row: PublishedRow) -> str:
     load = row.load
-    here = best.rated.prospect.figure(load, row.metric)
+    expected = best.rated.prospect.figure(load, row.metric)
     alike = row.way == way_of(best.setup.layout, best.setup.spec, best.setup.engine)
     alike = alike and row.quant == best.setup.quant.id
     why = ""
@@ -583,9 +558,10 @@ def _compared(best: Plan, row: PublishedRow) -> str:
     slots = (best.setup.slots or load.concurrency) * best.setup.layout.replicas
     if slots < load.concurrency:
         why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
-    elif alike and not here * around.low <= row.tok_s <= here * around.high:
+    elif alike and not expected * around.low <= row.tok_s <= expected * around.high:
         why = "; trust the published figure, not the plan"
-    return f"; this plan expects {here:,.0f} there, {(here / row.tok_s - 1) * 100:+z.0f} %{why}"
+    off = (expected / row.tok_s - 1) * 100
+    return f"; this plan expects {expected:,.0f} there, {off:+z.0f} %{why}"
 
 
 def _not_compared(best: Plan, row: PublishedRow) -> str:

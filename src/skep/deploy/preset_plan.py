@@ -1,5 +1,4 @@
-"""A preset as a plan: what the planner expects of it on the cards it was measured on, or on
-others.
+"""A preset as a plan: what the planner expects of it on its own cards, or on others.
 
 Nothing is searched for: the preset says everything. Its author ran it, so on its own cards and
 unchanged, a rule or the memory that speaks against it is a caution; on other cards or with other
@@ -54,8 +53,8 @@ def agents_of(preset: Preset) -> int:
 
 
 def load_lengths(preset: Preset, figure: Published) -> tuple[int, int]:
-    """Return the tokens of prompt and answer that a figure was measured with; assumed where its
-    author gives none.
+    """Return the tokens of prompt and answer that a figure was measured with, or is assumed to
+    be.
     """
     prompt, answer = _usual_lengths(preset, serve_of(preset).context_tokens)
     return figure.input_tokens or prompt, figure.output_tokens or answer
@@ -65,12 +64,12 @@ def _usual_lengths(preset: Preset, context: int) -> tuple[int, int]:
     """Return the lengths of most of its figures, else those of a coding task, as far as the
     context goes.
     """
-    known = [
+    lengths = [
         (figure.input_tokens, figure.output_tokens)
         for figure in preset.published
         if figure.input_tokens is not None and figure.output_tokens is not None
     ]
-    prompt, answer = Counter(known).most_common(1)[0][0] if known else CODING_TASK
+    prompt, answer = Counter(lengths).most_common(1)[0][0] if lengths else CODING_TASK
     answer = min(answer, max(1, context // 2))
     return min(prompt, max(1, context - answer)), answer
 
@@ -80,11 +79,11 @@ def planned_figures(preset: Preset, store: Path) -> dict[Published, FigureBeside
     not know it.
     """
     try:
-        found = answer_preset(preset, PlanFlags(preset.name, agents=agents_of(preset)), store)
+        answer = answer_preset(preset, PlanFlags(preset.name, agents=agents_of(preset)), store)
     except UserError:
         return {}
-    assert found.preset is not None
-    return dict(zip(preset.published, found.preset.figures, strict=True))
+    assert answer.preset is not None
+    return dict(zip(preset.published, answer.preset.figures, strict=True))
 
 
 def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
@@ -115,7 +114,7 @@ def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
                 for figure in preset.published
             )
     beside = PresetAnswer(request.preset, tuple(figures), tuple(_cautions(request, cautions)))
-    told = tuple(dict.fromkeys(filter(None, notes)))
+    distinct_notes = tuple(dict.fromkeys(filter(None, notes)))
     model_found = ModelFound(model, checkpoint=preset.checkpoint)
     return PlanAnswer(
         flags,
@@ -124,7 +123,7 @@ def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
         _pins(setup),
         (setup.engine,),
         tuple(choices),
-        told,
+        distinct_notes,
         preset=beside,
     )
 
@@ -197,13 +196,13 @@ def _setup(preset: Preset) -> tuple[Geometry, Setup]:
     model = find_geometry(preset.model)
     quant = quant_of(preset, model)
     if model is None or quant is None:
-        what = "model" if model is None else "weight format"
+        unknown = "model" if model is None else "weight format"
         hint = (
             "`skep catalog models` lists the models that it knows; `skep plan CONFIG.JSON` "
             "reads another one"
         )
         raise UserError(
-            f"skep does not know the {what} of the preset `{preset.name}`, so cannot plan it",
+            f"skep does not know the {unknown} of the preset `{preset.name}`, so cannot plan it",
             hint=hint,
         )
     setup = setup_of_preset(preset, model, quant)
@@ -211,9 +210,7 @@ def _setup(preset: Preset) -> tuple[Geometry, Setup]:
 
 
 def _with_lengths(flags: PlanFlags, preset: Preset, setup: Setup) -> PlanFlags:
-    """Return the flags with the usual lengths of its figures, where none are typed, as far as the
-    context goes.
-    """
+    """Return the flags with the usual lengths of the preset's figures, where none are typed."""
     context = setup.context or serve_of(preset).context_tokens
     prompt, answer = _usual_lengths(preset, context)
     answer = flags.output_tokens or answer
@@ -222,27 +219,26 @@ def _with_lengths(flags: PlanFlags, preset: Preset, setup: Setup) -> PlanFlags:
 
 
 def _choice(
-    request: _PresetRequest, setup: Setup, found: ResolvedRig, goal: PlanGoal, basis: Basis
+    request: _PresetRequest, setup: Setup, resolved: ResolvedRig, goal: PlanGoal, basis: Basis
 ) -> tuple[PlanChoice, list[str]]:
-    """Return the plan on one rig, with what speaks against it where its author ran it all the
-    same.
-    """
-    preset, (rig, order) = request.preset, arranged(found.rig)
+    """Return the plan on one rig, with what speaks against it though its author ran it."""
+    preset = request.preset
+    rig, order = arranged(resolved.rig)
     setup = _spread(setup, rig, preset)
     cards = setup.layout.cards
-    there = len(rig.cards)
-    if cards > there:
+    present = len(rig.cards)
+    if cards > present:
         needs = f"the preset `{preset.name}` needs {cards} cards ({setup.layout})"
         hint = (
             f"it was measured on {preset.hardware}; `skep plan {preset.model} --gpu RIG` finds "
-            f"what {there} can do"
+            f"what {present} can do"
         )
-        raise DoesNotFit(f"{needs}, `{found.rig.title}` has {there}", hint=hint)
+        raise DoesNotFit(f"{needs}, `{resolved.rig.title}` has {present}", hint=hint)
     check_flags(rig, goal, Pins(context=setup.context))
-    against = _against(setup, found, goal)
+    against = _against(setup, resolved, goal)
     if against is None:
-        return choice_of_setup(setup, found.rig, goal, basis, preset.checkpoint), []
-    if not _is_excused(against, request, found, goal):
+        return choice_of_setup(setup, resolved.rig, goal, basis, preset.checkpoint), []
+    if not _is_excused(against, request, resolved, goal):
         rejected = Rejected(
             setup.layout,
             setup.engine,
@@ -252,57 +248,48 @@ def _choice(
             against.remedy,
         )
         return PlanChoice(rig, order, (), (rejected,)), []
-    choice = choice_of_setup(setup, found.rig, goal, basis, preset.checkpoint)
+    choice = choice_of_setup(setup, resolved.rig, goal, basis, preset.checkpoint)
     return choice, [_despite(request, against)]
 
 
 def _spread(setup: Setup, rig: Rig, preset: Preset) -> Setup:
-    """Return it over all cards where its engine divides itself over those it sees."""
-    if (
-        setup.engine in _ALONE
-        and setup.layout.cards == 1
-        and len(rig.cards) > 1
-        and not preset.gpus
-    ):
+    """Return the setup over all cards where its engine divides itself over those it sees."""
+    sees_several = setup.layout.cards == 1 and len(rig.cards) > 1 and not preset.gpus
+    if setup.engine in _ALONE and sees_several:
         return replace(setup, layout=Layout(pp=len(rig.cards)))
     return setup
 
 
 def _is_excused(
-    against: Finding, request: _PresetRequest, found: ResolvedRig, goal: PlanGoal
+    against: Finding, request: _PresetRequest, resolved: ResolvedRig, goal: PlanGoal
 ) -> bool:
-    """Whether its author met the same on these cards, so that it is a caution and no reason to
-    refuse.
+    """Return whether the preset's author met the same on these cards: then it is a caution and no
+    reason to refuse.
     """
     if not request.own_cards:
         return False
     if not request.changed:
         return True
     _, published = _setup(_with_flags(request.published, PlanFlags(request.published.name)))
-    rig, _ = arranged(found.rig)
-    met = _against(_spread(published, rig, request.published), found, goal)
+    rig, _ = arranged(resolved.rig)
+    met = _against(_spread(published, rig, request.published), resolved, goal)
     return met is not None and met.rule == against.rule
 
 
 def _despite(request: _PresetRequest, against: Finding) -> str:
-    """Return what speaks against it; that its author ran it is said only of what its author
-    ran.
-    """
+    """Return what speaks against the preset, with the words that its author ran it, if so."""
     if request.published.broken is not None:
         return f"by what skep knows {against.sentence}"
-    if request.changed:
-        changed = ", without what you changed,"
-    else:
-        changed = ","
+    changed = ", without what you changed," if request.changed else ","
     return f"its author ran it{changed} though by what skep knows {against.sentence}"
 
 
-def _against(setup: Setup, found: ResolvedRig, goal: PlanGoal) -> Finding | None:
+def _against(setup: Setup, resolved: ResolvedRig, goal: PlanGoal) -> Finding | None:
     """Return the rule that refuses the setup, or that it does not fit its cards."""
-    if (refused := refusal(setup, found.rig)) is not None:
+    if (refused := refusal(setup, resolved.rig)) is not None:
         return refused
     context = setup.context or goal.need_tokens
-    fit = fits(setup, sizing_card(found.rig, setup.layout), context=context, slots=setup.slots)
+    fit = fits(setup, sizing_card(resolved.rig, setup.layout), context=context, slots=setup.slots)
     if fit.fits:
         return None
     return Finding("memory", "refused", fit.sentence, "the planner's arithmetic")
@@ -315,8 +302,14 @@ def _beside(preset: Preset, figure: Published, plan: Plan, basis: Basis) -> Figu
     goal = replace(
         rated.goal, agents=figure.concurrency, input_tokens=prompt, output_tokens=answer
     )
+    load = goal.load()
+    predicted = speed_model_of(rated.setup, rated.rig, goal, basis)
     corrected = correction_of(rated.setup, rated.rig, basis, figure.concurrency)
-    alone = uncorrected_model(rated.setup, rated.rig, goal, basis)
+    uncorrected_tok_s = None
+    if corrected is not None:
+        uncorrected = uncorrected_model(rated.setup, rated.rig, goal, basis)
+        uncorrected_tok_s = _predicted(uncorrected, figure, load)
+    rows = corrected.rows if corrected is not None else ()
     return FigureBeside(
         concurrency=figure.concurrency,
         input_tokens=prompt,
@@ -324,14 +317,9 @@ def _beside(preset: Preset, figure: Published, plan: Plan, basis: Basis) -> Figu
         lengths_published=figure.input_tokens is not None and figure.output_tokens is not None,
         metric=figure.metric,
         published_tok_s=figure.tok_s,
-        predicted_tok_s=_predicted(
-            speed_model_of(rated.setup, rated.rig, goal, basis), figure, goal.load()
-        ),
-        uncorrected_tok_s=_predicted(alone, figure, goal.load())
-        if corrected is not None
-        else None,
-        corrected_by_it=corrected is not None
-        and any(_is_row_of(figure, row) for row in corrected.rows),
+        predicted_tok_s=_predicted(predicted, figure, load),
+        uncorrected_tok_s=uncorrected_tok_s,
+        corrected_by_it=any(_is_row_of(figure, row) for row in rows),
     )
 
 
@@ -349,15 +337,14 @@ def _predicted(model: SpeedModel, figure: Published, load: PlannedLoad) -> float
     return output
 
 
-def _cautions(request: _PresetRequest, found: list[str]) -> Iterator[str]:
+def _cautions(request: _PresetRequest, objections: list[str]) -> Iterator[str]:
     preset = request.preset
     if preset.broken is not None:
-        if request.is_published:
-            where = ""
-        else:
+        where = ""
+        if not request.is_published:
             where = f" as it was published, on {preset.hardware}"
         yield f"its author could not start it{where}: {preset.broken}"
-    yield from found
+    yield from objections
     stand_in = stand_in_words(preset)
     if stand_in is not None:
         yield stand_in

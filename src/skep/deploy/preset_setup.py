@@ -1,5 +1,4 @@
-"""A preset in the planner's words: its layout, its weight format, and the setup that its engine is
-started with.
+"""A preset in the planner's words: its layout, its weight format, its engine's setup.
 
 Knows no machine. Whether the setup fits somewhere is asked elsewhere.
 """
@@ -38,28 +37,32 @@ _FORMAT_WORDS = (
 
 
 def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
-    """None: its name says nothing. vLLM's checkpoints without a word are 16 bit, or as the model
-    was published.
+    """Return the preset's weight format; None: it is not known.
+
+    vLLM's checkpoints whose names say nothing are of 16 bits, or as the model was published.
     """
-    if preset.options.quant and (told := known_quant(preset.options.quant)) is not None:
-        return told
+    if preset.options.quant and (quant := known_quant(preset.options.quant)) is not None:
+        return quant
     name = preset.checkpoint.casefold().replace("int4-autoround", "autoround")
     if preset.engine in _GGUF:
-        words = _GGUF_WORD.findall(name)
-        if words:
-            found = _NEAREST.get(words[-1], words[-1])
-        else:
-            found = "q4_k_m"
-        return QUANTS.get("gguf_mxfp4" if found == "mxfp4" else found) or known_quant(found)
+        return _gguf_quant(name)
     if (word := next((word for word in _FORMAT_WORDS if word in name), None)) is not None:
         return known_quant(word)
     bits = model.native_bits if model is not None else None
-    return QUANTS["bf16" if bits is None else "mxfp4" if bits < 5 else "fp8"]
+    if bits is None:
+        return QUANTS["bf16"]
+    return QUANTS["mxfp4" if bits < 5 else "fp8"]
+
+
+def _gguf_quant(name: str) -> Quant | None:
+    words = _GGUF_WORD.findall(name) or ["q4_k_m"]
+    quant = _NEAREST.get(words[-1], words[-1])
+    return QUANTS.get("gguf_mxfp4" if quant == "mxfp4" else quant) or known_quant(quant)
 
 
 def layout_of(preset: Preset) -> Layout | None:
-    """None: it says something that no layout does, such as ranks that share nothing inside one
-    engine.
+    """Return the preset's layout; None: no layout is like it, such as ranks that share nothing
+    inside one engine.
     """
     options = preset.options
     if options.dp > 1:
@@ -68,25 +71,26 @@ def layout_of(preset: Preset) -> Layout | None:
             return Layout(options.tp, options.pp, options.tp * options.dp, options.dp)
         return None
     if options.split is not None and options.cards == 1:
-        each = len(preset.gpus) // preset.replicas
-        cut = {"tensor": Layout(tp=each), "layer": Layout(pp=each), "none": Layout()}.get(
-            options.split
-        )
-        if cut is not None and each:
+        cards_each = len(preset.gpus) // preset.replicas
+        cut = {
+            "tensor": Layout(tp=cards_each),
+            "layer": Layout(pp=cards_each),
+            "none": Layout(),
+        }.get(options.split)
+        if cut is not None and cards_each:
             return replace(cut, replicas=preset.replicas)
         return None
     return Layout(options.tp, options.pp, options.tp if options.ep else 1, preset.replicas)
 
 
 def setup_of_preset(preset: Preset, model: Geometry, quant: Quant) -> Setup:
-    """Return it as the planner sees it: what the planner knows nothing of is left out."""
+    """Return the preset as the planner sees it: what the planner does not know is left out."""
     options = preset.options
     layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
     kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
+    spec = None
     if options.draft is not None:
         spec = Speculation(options.draft.method, options.draft.depth)
-    else:
-        spec = None
     return Setup(
         model,
         quant,

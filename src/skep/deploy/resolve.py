@@ -1,6 +1,4 @@
-"""What a model's name stands for: a preset, a model that skep carries, or a checkpoint as planned
-for some cards.
-"""
+"""What a model's name stands for: a preset, a model that skep carries, or a planned checkpoint."""
 
 from __future__ import annotations
 
@@ -92,29 +90,20 @@ class ServeRequest(msgspec.Struct, frozen=True):
     binary: str | None = None
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return those of these values that are given."""
+        """Return those of the named values that are given."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def planned(self) -> dict[str, Any]:
-        """What only a plan understands."""
+        """Return what only a plan understands."""
         return self.given("quant", "spec", "pp", "concurrency", "link")
 
     def plan_flags(self, model: str, agents: int) -> PlanFlags:
-        """Return it as `skep plan` gets it."""
+        """Return the request as the flags of `skep plan`."""
         given = self.given(
-            "link",
-            "quant",
-            "kv",
-            "spec",
-            "tp",
-            "pp",
-            "replicas",
-            "slots",
-            "context",
-            "graphs",
+            "link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "graphs",
             "vision",
-        )
+        )  # fmt: skip
         given |= {
             "gpu": self.gpu,
             "utilization": self.memory_share,
@@ -123,119 +112,112 @@ class ServeRequest(msgspec.Struct, frozen=True):
         return PlanFlags(model, agents=agents, **given)
 
 
-def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve | None:
+def serve_for(request: ServeRequest, paths: Paths, say: Say = _silent) -> Serve | None:
     """Return the model's settings, or None if the embedded engine serves it."""
-    check_engine(wanted, "; --simulate tries a rig")
-    preset = find_preset(wanted.model, presets_folder(paths))
+    check_engine(request, "; --simulate tries a rig")
+    preset = find_preset(request.model, presets_folder(paths))
     if preset is not None:
-        serve = preset_serve(preset, wanted)
+        serve = preset_serve(preset, request)
         for line in about_preset(preset, serve):
             say(line)
         check_cards(preset, serve)
         return serve
-    if is_missing(wanted.model):
+    if is_missing(request.model):
         raise UserError(
-            f"`{wanted.model}` does not exist",
+            f"`{request.model}` does not exist",
             hint="name a GGUF file, or a folder with config.json",
         )
-    if is_for_embedded(wanted):
-        if wanted.graphs is not None:
+    if is_for_embedded(request):
+        if request.graphs is not None:
             hint = "leave it out, or name another engine with --engine"
             raise UserError(
-                f"--{'' if wanted.graphs else 'no-'}graphs: the embedded engine has none",
+                f"--{'' if request.graphs else 'no-'}graphs: the embedded engine has none",
                 hint=hint,
             )
         return None
     host = read_host()
-    if host.gpus and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted, say):
-        best = planned(among_installed(wanted), paths, say=say)
+    if host.gpus and request.engine in (None, *FOR_PLANS) and not is_unplanned(request, say):
+        best = planned(among_installed(request), paths, say=say)
         say(f"planned: {best}")
         return best.serve
-    return as_told(wanted, paths, cards=bool(host.gpus))
+    return as_told(request, paths, cards=bool(host.gpus))
 
 
-def among_installed(wanted: ServeRequest) -> ServeRequest:
-    """Return it with the engines that are here, where none is named.
+def among_installed(request: ServeRequest) -> ServeRequest:
+    """Return the request with the installed engines, where none is named.
 
-    With none here, the plan says which to install.
+    Where none is installed, the plan says which to install.
     """
-    here = tuple(
+    installed = tuple(
         name
         for name in FOR_PLANS
-        if is_installed(name, wanted.binary if name == wanted.engine else None)
+        if is_installed(name, request.binary if name == request.engine else None)
     )
-    if wanted.engine is None and here:
-        return replace(wanted, engine=",".join(here))
-    return wanted
+    if request.engine is None and installed:
+        return replace(request, engine=",".join(installed))
+    return request
 
 
-def check_engine(wanted: ServeRequest, more: str = "") -> None:
-    if wanted.engine is not None and wanted.engine not in ENGINES:
+def check_engine(request: ServeRequest, suffix: str = "") -> None:
+    if request.engine is not None and request.engine not in ENGINES:
         raise UserError(
-            f"there is no engine `{wanted.engine}`", hint=f"known: {', '.join(ENGINES)}{more}"
+            f"there is no engine `{request.engine}`", hint=f"known: {', '.join(ENGINES)}{suffix}"
         )
 
 
 def is_missing(name: str) -> bool:
-    """Whether it is written as a path, and nothing is there."""
+    """Return whether it is written as a path that does not exist."""
     return name.startswith(("/", "./", "../", "~/")) and not Path(name).expanduser().exists()
 
 
-def is_unplanned(wanted: ServeRequest, say: Say) -> bool:
-    """A checkpoint of the hub that the catalogue does not know, for an engine that is named:
-    started as told.
+def is_unplanned(request: ServeRequest, say: Say) -> bool:
+    """Return whether it is a checkpoint of the hub that the catalogue does not know, to be started
+    as given. Raise where no engine is named for it.
     """
-    if (
-        "/" not in wanted.model
-        or _is_folder(wanted.model)
-        or wanted.model.endswith(".gguf")
-        or wanted.planned
-    ):
+    is_local = _is_folder(request.model) or request.model.endswith(".gguf")
+    if "/" not in request.model or is_local or request.planned:
         return False
-    if find_geometry(wanted.model) is not None:
+    if find_geometry(request.model) is not None:
         return False
-    if wanted.engine is None:
+    if request.engine is None:
         hint = (
-            f"`skep up {wanted.model} --engine vllm` starts it without a plan; a folder can be "
+            f"`skep up {request.model} --engine vllm` starts it without a plan; a folder can be "
             "planned"
         )
         raise UserError(
-            f"`{wanted.model}` is not in the catalogue, so skep cannot plan it", hint=hint
+            f"`{request.model}` is not in the catalogue, so skep cannot plan it", hint=hint
         )
-    say(f"{wanted.model} is not in the catalogue: starting it as given, without a plan")
+    say(f"{request.model} is not in the catalogue: starting it as given, without a plan")
     return True
 
 
-def preset_serve(preset: Preset, wanted: ServeRequest) -> Serve:
+def preset_serve(preset: Preset, request: ServeRequest) -> Serve:
     """Return the preset with the engine-independent overrides applied."""
-    for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
+    for flag, value in (("engine", request.engine), ("tp", request.tp), *request.planned.items()):
         if value is not None:
             hint = f"`skep presets new NAME --from {preset.name}` makes a copy that you can change"
             raise UserError(
                 f"--{flag} cannot be combined with the preset `{preset.name}`", hint=hint
             )
-    return _told(serve_of(preset), wanted)
+    return _told(serve_of(preset), request)
 
 
 def check_cards(preset: Preset, serve: Serve | None = None) -> None:
-    """Raise DoesNotFit where a recipe for NVIDIA's cards finds none of them, or fewer than `serve`
+    """Raise DoesNotFit where a preset for NVIDIA's cards finds none of them, or fewer than `serve`
     takes.
 
-    Cards of other makers cannot be seen, and are believed in.
+    Cards of other makers cannot be seen, and are taken to be there.
     """
     host = read_host()
     if preset.hardware == needs.NO_CARDS or (serve is None and host.gpus):
         return
-    if serve is None:
-        cards = 1
-    else:
-        cards = serve.replicas * serve.options.cards
-    there = len(host.gpus)
-    if there >= cards or not all(
-        card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards
-    ):
+    cards = 1 if serve is None else serve.replicas * serve.options.cards
+    present = len(host.gpus)
+    if present >= cards:
         return
-    if not there:
+    if any(card.vendor != "nvidia" for card in parse_rig(preset.hardware).cards):
+        return
+    if not present:
         hint = (
             f"`skep export {preset.name} --as docker` exports it for a machine with cards; "
             "--simulate tries a rig"
@@ -244,7 +226,7 @@ def check_cards(preset: Preset, serve: Serve | None = None) -> None:
             f"the preset `{preset.name}` needs {preset.hardware}, this machine has no GPU",
             hint=hint,
         )
-    has = f"this machine has {there} {'card' if there == 1 else 'cards'}"
+    has = f"this machine has {present} {'card' if present == 1 else 'cards'}"
     hint = (
         f"`skep up {preset.model}` takes what is here; `skep up {preset.name} --simulate` tries "
         "the preset's rig"
@@ -257,53 +239,50 @@ def check_cards(preset: Preset, serve: Serve | None = None) -> None:
 def about_preset(
     preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None
 ) -> list[str]:
-    """Describe the preset, the machine it was measured on,
-    and the figures that do not apply here.
-    """
+    """Return lines that describe the preset and what makes its figures not apply here."""
     if host is None:
         host = read_host()
         version = engine_named(preset.engine, serve.binary).version()
     run_environment = needs.RunEnvironment(
         version, host.driver_version, serve.checkpoint, {**os.environ, **dict(serve.env)}
     )
-    told = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
-    published = next(filter(None, told), None)
-    other = needs.version_beside(published, version)
-    odd = (
+    versions = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
+    published = next(filter(None, versions), None)
+    other_version = needs.version_beside(published, version)
+    warnings = (
         preset.broken and f"its author could not start it: {preset.broken}",
         needs.other_cards(preset, [gpu.name for gpu in host.gpus]),
-        other and f"measured with {preset.engine} {published}, this is {other}",
+        other_version and f"measured with {preset.engine} {published}, this is {other_version}",
         needs.stand_in_words(preset),
         needs.lost_words(preset, needs.missing_needs(preset, run_environment)),
     )
-    said = f"preset {preset.name}: {preset.title}; {preset.source}"
-    return [said, *(f"warning: {words}" for words in odd if words)]
+    title = f"preset {preset.name}: {preset.title}; {preset.source}"
+    return [title, *(f"warning: {words}" for words in warnings if words)]
 
 
-def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) -> bool:
-    """A GGUF file or a pullable model, unless another engine is asked for.
+def is_for_embedded(request: ServeRequest, *, llama_cards: bool | None = None) -> bool:
+    """Return whether the embedded engine serves it: a GGUF file or a pullable model, if no other
+    engine is asked for.
 
-    `llama_cards` None: this machine's.
+    `llama_cards`: whether llama.cpp has cards; None: as on this machine.
     """
-    if wanted.engine is not None:
-        if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
+    if request.engine is not None:
+        if request.engine == "embedded" and (request.planned or request.tp or request.gpus):
             raise UserError(
                 "skep does not plan for the embedded engine: it runs on the CPU",
                 hint="leave --engine out",
             )
-        return wanted.engine == "embedded"
-    if not wanted.model.endswith(".gguf"):
-        return find_pullable(wanted.model) is not None
+        return request.engine == "embedded"
+    if not request.model.endswith(".gguf"):
+        return find_pullable(request.model) is not None
     if llama_cards is not None:
         return not llama_cards
     # A card beside a llama-server is there to be used; without one of them the CPU does it.
-    return not (is_installed("llamacpp", wanted.binary) and read_host().gpus)
+    return not (is_installed("llamacpp", request.binary) and read_host().gpus)
 
 
 class PlannedServe(msgspec.Struct, frozen=True):
-    """The planner's best on some machine, as a table to serve; replicas as one such machine holds
-    them.
-    """
+    """The planner's best on one machine, as a table to serve."""
 
     serve: Serve
     plan: Plan
@@ -311,7 +290,7 @@ class PlannedServe(msgspec.Struct, frozen=True):
 
     @property
     def tok_s(self) -> float:
-        """Predicted, of all its replicas."""
+        """Return the predicted speed of all its replicas."""
         return self._at.effective_tok_s
 
     @property
@@ -321,49 +300,47 @@ class PlannedServe(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         setup = self.plan.setup
         at = self._at
-        agents = (
-            f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to "
-            f"{at.high:,.0f})"
-        )
-        return (
-            f"{setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a "
-            f"replica; {agents}"
-        )
+        around = f"({at.low:,.0f} to {at.high:,.0f})"
+        speed = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} {around}"
+        layout = f"{setup.layout}, {setup.slots} slots a replica"
+        return f"{setup.engine}, {setup.quant.title}, {layout}; {speed}"
 
 
 def best_plan(
     flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, say: Say = _silent
 ) -> Plan:
-    """As `skep plan` finds it. On this rig; None: as the flags name it, or this machine."""
-    found = answer_plan(flags, store, rig=rig)
-    if (error := nothing_fits(found)) is not None:
+    """Return the plan that `skep plan` puts first; raise where nothing fits.
+
+    `rig` None: as the flags name it, or this machine.
+    """
+    answer = answer_plan(flags, store, rig=rig)
+    if (error := nothing_fits(answer)) is not None:
         raise error
-    for line in found.notes:
+    for line in answer.notes:
         if not line.startswith(EVIDENCE):
             say(line)
-    return found.ranked[0][1]
+    return answer.ranked[0][1]
 
 
 def planned(
-    wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, *, say: Say = _silent
+    request: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, *, say: Say = _silent
 ) -> PlannedServe:
     """On this rig; None: this machine's cards."""
-    if wanted.checkpoint and _is_folder(wanted.checkpoint):
-        folder = wanted.checkpoint
-    else:
-        folder = None
-    agents = wanted.concurrency or AGENTS
-    plan = best_plan(wanted.plan_flags(folder or wanted.model, agents), paths.store, rig, say=say)
+    model = request.model
+    if request.checkpoint and _is_folder(request.checkpoint):
+        model = request.checkpoint
+    agents = request.concurrency or AGENTS
+    plan = best_plan(request.plan_flags(model, agents), paths.store, rig, say=say)
     setup = plan.setup
-    checkpoint = wanted.checkpoint or own_checkpoint(wanted.model) or plan.checkpoint
+    checkpoint = request.checkpoint or own_checkpoint(request.model) or plan.checkpoint
     if checkpoint is None:
         hint = (
-            f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
+            f"name it: skep up {request.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         )
         raise UserError(
-            f"which checkpoint of `{wanted.model}`? The plan needs {setup.quant.title}", hint=hint
+            f"which checkpoint of `{request.model}`? The plan needs {setup.quant.title}", hint=hint
         )
-    check_needs(checkpoint, setup.engine, wanted.binary)
+    check_needs(checkpoint, setup.engine, request.binary)
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
     launch = launches[0]
     gpus = tuple(gpu for launch in launches for gpu in launch.gpus)
@@ -371,41 +348,41 @@ def planned(
         name: getattr(launch, name)
         for name in ("engine", "slots", "context_tokens", "checkpoint", "options", "extra")
     }
-    serve = Serve(model=wanted.model, replicas=setup.layout.replicas, gpus=gpus, **alike)
-    return PlannedServe(_told(serve, wanted), plan, agents)
+    serve = Serve(model=request.model, replicas=setup.layout.replicas, gpus=gpus, **alike)
+    return PlannedServe(_told(serve, request), plan, agents)
 
 
 def check_needs(checkpoint: str, engine: str, binary: str | None) -> None:
-    """Refuse a checkpoint that the installed engine is too old for,
-    as far as the catalogue knows.
-    """
-    known = checkpoint_of(checkpoint)
-    if known is not None:
-        least = re.search(rf"\b{engine}>=([0-9.]+[0-9])", known.needs)
-    else:
-        least = None
-    if least is None or not is_installed(engine, binary):
+    """Raise where the installed engine is too old for a checkpoint, as the catalogue has it."""
+    record = checkpoint_of(checkpoint)
+    min_version = None
+    if record is not None:
+        min_version = re.search(rf"\b{engine}>=([0-9.]+[0-9])", record.needs)
+    if min_version is None or not is_installed(engine, binary):
         return
-    here = engine_named(engine, binary).version() or ""
-    if (version := version_of(here.partition(" ")[2])) is not None and version < (
-        version_of(least[1]) or ()
-    ):
+    installed = engine_named(engine, binary).version() or ""
+    version = version_of(installed.partition(" ")[2])
+    if version is not None and version < (version_of(min_version[1]) or ()):
         hint = f"`skep engine install {engine}` installs a newer one; --checkpoint names another"
-        raise UserError(f"{checkpoint} needs {engine} {least[1]}, installed is {here}", hint=hint)
+        raise UserError(
+            f"{checkpoint} needs {engine} {min_version[1]}, installed is {installed}", hint=hint
+        )
 
 
 def checkpoint_to_pull(name: str, paths: Paths) -> str:
-    """Return the checkpoint that `skep up NAME` would take on this machine's cards; without cards,
-    ask which one.
+    """Return the checkpoint that `skep up NAME` would take on this machine's cards; raise where
+    there are none.
     """
     model = geometry(name).id
     if read_host().gpus:
         checkpoint = planned(ServeRequest(name), paths).serve.checkpoint
         assert checkpoint is not None
         return checkpoint
-    known = [checkpoint.reference(checkpoint.formats[0]) for checkpoint in checkpoints_of(model)]
+    references = [
+        checkpoint.reference(checkpoint.formats[0]) for checkpoint in checkpoints_of(model)
+    ]
     hint = (
-        "; ".join(f"`skep pull {one}`" for one in known[:SHOWN_CHECKPOINTS])
+        "; ".join(f"`skep pull {reference}`" for reference in references[:SHOWN_CHECKPOINTS])
         or "name one on the hub: ORG/NAME"
     )
     raise UserError(
@@ -414,7 +391,7 @@ def checkpoint_to_pull(name: str, paths: Paths) -> str:
 
 
 def own_checkpoint(name: str) -> str | None:
-    """A file, a folder or a hub name is a checkpoint by itself; a name of the catalogue is not."""
+    """Return the name where it is a checkpoint itself: a file, a folder or a hub name."""
     if "/" in name or name.endswith(".gguf") or _is_folder(name):
         return name
     return None
@@ -424,39 +401,36 @@ def _is_folder(name: str) -> bool:
     return (Path(name).expanduser() / "config.json").is_file()
 
 
-def as_told(wanted: ServeRequest, paths: Paths, *, cards: bool, where: str = "here") -> Serve:
-    """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it
-    finds its own cards.
-    """
-    if wanted.engine is None:
-        raise unknown_name(wanted.model, paths, where)
-    if wanted.planned:
-        flag = next(iter(wanted.planned))
+def as_told(request: ServeRequest, paths: Paths, *, cards: bool, where: str = "here") -> Serve:
+    """Return what is asked for, without a plan: the engine finds its cards or takes the CPU."""
+    if request.engine is None:
+        raise unknown_name(request.model, paths, where)
+    if request.planned:
+        flag = next(iter(request.planned))
+        why = f"skep does not plan for {request.engine}"
         if not cards:
             why = f"no NVIDIA GPU is {where} to plan for"
-        else:
-            why = f"skep does not plan for {wanted.engine}"
         raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
-    options = EngineOptions(tp=wanted.tp or 1)
-    context = default_context(wanted.engine)
+    options = EngineOptions(tp=request.tp or 1)
+    context = default_context(request.engine)
     return _told(
-        Serve(wanted.model, wanted.engine, slots=SLOTS, context_tokens=context, options=options),
-        wanted,
+        Serve(request.model, request.engine, slots=SLOTS, context_tokens=context, options=options),
+        request,
     )
 
 
-def _told(serve: Serve, wanted: ServeRequest) -> Serve:
-    """With what the command line says of any engine."""
-    options = replace(serve.options, **wanted.given("memory_share", "kv", "graphs"))
+def _told(serve: Serve, request: ServeRequest) -> Serve:
+    """Return the table with what the command line says of any engine."""
+    options = replace(serve.options, **request.given("memory_share", "kv", "graphs"))
     return replace(
         serve,
-        options=replace(options, text_only=options.text_only and not wanted.vision),
-        checkpoint=wanted.checkpoint or serve.checkpoint,
-        gpus=parse_gpus(wanted.gpus) or serve.gpus,
-        binary=wanted.binary or serve.binary,
-        replicas=wanted.replicas or serve.replicas,
-        slots=wanted.slots or serve.slots,
-        context_tokens=wanted.context or serve.context_tokens,
+        options=replace(options, text_only=options.text_only and not request.vision),
+        checkpoint=request.checkpoint or serve.checkpoint,
+        gpus=parse_gpus(request.gpus) or serve.gpus,
+        binary=request.binary or serve.binary,
+        replicas=request.replicas or serve.replicas,
+        slots=request.slots or serve.slots,
+        context_tokens=request.context or serve.context_tokens,
     )
 
 
@@ -474,10 +448,9 @@ def unknown_name(name: str, paths: Paths, where: str = "here") -> UserError:
     close = get_close_matches(
         name.lower(), [*all_presets(presets_folder(paths)), *pullable_names()], n=3, cutoff=0.4
     )
+    near = ""
     if close:
-        near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? "
-    else:
-        near = ""
+        near = "did you mean " + " or ".join(f"`{close_name}`" for close_name in close) + "? "
     return UserError(
         f"`{name}` is not a preset, a known model or a file",
         hint=f"{near}`skep presets` and `skep catalog models` list what is known",
@@ -485,7 +458,7 @@ def unknown_name(name: str, paths: Paths, where: str = "here") -> UserError:
 
 
 def parse_gpus(text: str | None) -> tuple[int, ...]:
-    """`0,1`."""
+    """Parse `0,1`."""
     if text is None:
         return ()
     parts = [part.strip() for part in text.split(",")]
@@ -498,21 +471,21 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
 # Rigs that are not here
 
 
-def simulated_flags(wanted: ServeRequest) -> PlanFlags:
-    if len(wanted.gpu) > 1:
+def simulated_flags(request: ServeRequest) -> PlanFlags:
+    if len(request.gpu) > 1:
         hint = 'mixed cards are written as --gpu "rtx-5090 + rtx-3090"'
         raise UserError(
-            f"--simulate serves one rig, but {len(wanted.gpu)} --gpu were given", hint=hint
+            f"--simulate serves one rig, but {len(request.gpu)} --gpu were given", hint=hint
         )
-    agents = wanted.concurrency or max(AGENTS, (wanted.slots or 1) * (wanted.replicas or 1))
-    return wanted.plan_flags(wanted.model, agents)
+    agents = request.concurrency or max(AGENTS, (request.slots or 1) * (request.replicas or 1))
+    return request.plan_flags(request.model, agents)
 
 
 def simulated_preset_plan(
-    preset: Preset, wanted: ServeRequest, paths: Paths, say: Say = _silent
+    preset: Preset, request: ServeRequest, paths: Paths, say: Say = _silent
 ) -> Plan:
     """Return the plan of a preset, on its own cards where none are named."""
-    flags = replace(simulated_flags(wanted), agents=wanted.concurrency or agents_of(preset))
+    flags = replace(simulated_flags(request), agents=request.concurrency or agents_of(preset))
     answer = answer_preset(preset, flags, paths.store)
     if (error := nothing_fits(answer)) is not None:
         raise error
@@ -524,16 +497,14 @@ def simulated_preset_plan(
 
 
 def simulated_serve(
-    wanted: ServeRequest, paths: Paths, say: Say = _silent
+    request: ServeRequest, paths: Paths, say: Say = _silent
 ) -> tuple[str, dict[str, Any]]:
-    """Return the model's id and what a `Serve` of it is given: as its preset says, else from the
-    best plan.
-    """
-    preset = find_preset(wanted.model, presets_folder(paths))
+    """Return the model's id and the fields of its `Serve`, from its preset, else the best plan."""
+    preset = find_preset(request.model, presets_folder(paths))
     if preset is None:
-        plan = best_plan(simulated_flags(wanted), paths.store, say=say)
+        plan = best_plan(simulated_flags(request), paths.store, say=say)
         return _served_name(plan.setup.model.id), _simulated(plan, say)
-    plan = simulated_preset_plan(preset, wanted, paths, say)
+    plan = simulated_preset_plan(preset, request, paths, say)
     return _served_name(preset.served_as), {**_simulated(plan, say), "preset": preset.name}
 
 
@@ -550,7 +521,7 @@ def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
     eager = "" if setup.graphs else ", eager"
     about = f"{words}, {setup.layout} on {plan.rated.rig.title}, as {setup.engine}{eager}"
     weights = weights_bytes(setup.model, setup.quant)
-    told = plan_of(prospect, context_tokens=setup.context, about=about, weight_bytes=weights)
+    simulation = plan_of(prospect, context_tokens=setup.context, about=about, weight_bytes=weights)
     say(
         f"simulating {about}: {setup.layout.replicas} x {prospect.slots} slots of "
         f"{setup.context} tokens; no model runs"
@@ -558,9 +529,9 @@ def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
     return {
         "engine": "simulated",
         "replicas": setup.layout.replicas,
-        "slots": told.slots,
-        "context_tokens": told.context_tokens,
-        "extra": ("--plan", told.to_json()),
+        "slots": simulation.slots,
+        "context_tokens": simulation.context_tokens,
+        "extra": ("--plan", simulation.to_json()),
         "about": f"simulated: {about}",
     }
 
@@ -569,8 +540,8 @@ def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
 
 
 def refuse_toy(paths: Paths) -> None:
-    """Raise UserError where cards are here and nobody said what to serve: the small model would
-    run on the CPU.
+    """Raise UserError where this machine has cards: the small model, which is served where none is
+    named, would run on the CPU.
     """
     host = read_host()
     if not host.gpus:
@@ -586,10 +557,10 @@ def refuse_toy(paths: Paths) -> None:
 
 
 def fitting_models(paths: Paths) -> list[tuple[str, str]]:
-    """Return models that fit this machine's cards with room for every agent, and what is expected
-    of them.
+    """Return models that fit this machine's cards with room for every agent, each with its
+    expected speed.
     """
-    found = []
+    offers = []
     for name in OFFERED:
         try:
             plan = best_plan(PlanFlags(name, agents=AGENTS), paths.store)
@@ -597,7 +568,7 @@ def fitting_models(paths: Paths) -> list[tuple[str, str]]:
             continue
         if plan.rated.holds_all and not plan.rated.on_paper:
             speed = f"about {plan.rated.outcome.effective_tok_s:,.0f} tok/s with {AGENTS} agents"
-            found.append((name, f"{speed}, {plan.setup.engine}"))
-        if len(found) == OFFERS:
+            offers.append((name, f"{speed}, {plan.setup.engine}"))
+        if len(offers) == OFFERS:
             break
-    return found
+    return offers

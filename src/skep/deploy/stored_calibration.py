@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is n
 
 
 def host_key(host: HostFacts) -> str:
-    """Of what makes the machine: processor, memory, cards, links, limits of power."""
+    """Return a digest of what makes the machine: processor, memory, cards, links, power limits."""
     lasting = {key: value for key, value in lasting_json(host).items() if key not in _SOFTWARE}
     # Kernels keep a little more or less to themselves.
     lasting["memory_bytes"] = round((host.memory_bytes or 0) / GIB)
@@ -58,35 +58,40 @@ def find_calibration(
 
     `where`: this machine's facts, or cards, wherever they were measured.
     """
-    if isinstance(where, Rig):
-        rows = [
-            row for row in store.calibrations() if _cards(rig_of(row.document)) == _cards(where)
-        ]
-    else:
-        rows = store.calibrations(host_key(where))
-    rows = [row for row in rows if row.engine == engine and not row.simulated]
-    of_model = [row for row in rows if row.model == model_id]
-    exact = [row for row in of_model if quant_id in (row.quant, None)]
+    rows = [row for row in _rows_of(store, where) if row.engine == engine and not row.simulated]
     if not rows:
         return None
+    of_model = [row for row in rows if row.model == model_id]
+    exact = [row for row in of_model if quant_id in (row.quant, None)]
     # The newest calibration; a sweep only where there is none.
     row = min(exact or of_model or rows, key=is_sweep)
-    age_s = max(0.0, (time.time() if now is None else now) - row.created_at)
-    found = fitted_now(row)
-    other = ""
+    difference = ""
     if not of_model:
-        other = f" with {row.model}, not the model planned"
+        difference = f" with {row.model}, not the model planned"
     elif not exact:
-        other = f" with {row.quant} weights, not the format planned"
-    age = format_seconds(age_s) if age_s >= 1 else "a moment"
-    # With its version, where it told it.
-    engine = row.document.get("engine", {}).get("engine") or row.engine
+        difference = f" with {row.quant} weights, not the format planned"
     rests_on = "measured" if is_sweep(row) else "calibrated"
     on = "such cards" if isinstance(where, Rig) else "this machine"
-    note = f"{rests_on} on {on} {age} ago{other} ({engine}, {row.layout} on {row.rig}): {found}"
-    return Basis(
-        published_constants(), replace(found.tuning, rests_on=rests_on), bool(of_model), note
-    )
+    age = _age_words(row, time.time() if now is None else now)
+    fitted = fitted_now(row)
+    # With its version, where it told it.
+    server = row.document.get("engine", {}).get("engine") or row.engine
+    source = f"({server}, {row.layout} on {row.rig})"
+    note = f"{rests_on} on {on} {age} ago{difference} {source}: {fitted}"
+    tuning = replace(fitted.tuning, rests_on=rests_on)
+    return Basis(published_constants(), tuning, bool(of_model), note)
+
+
+def _rows_of(store: Store, where: HostFacts | Rig) -> Sequence[CalibrationRecord]:
+    """Return the calibrations of a machine, or of any machine with such cards; newest first."""
+    if not isinstance(where, Rig):
+        return store.calibrations(host_key(where))
+    return [row for row in store.calibrations() if _cards(rig_of(row.document)) == _cards(where)]
+
+
+def _age_words(row: CalibrationRecord, now: float) -> str:
+    age_s = max(0.0, now - row.created_at)
+    return format_seconds(age_s) if age_s >= 1 else "a moment"
 
 
 def is_sweep(row: CalibrationRecord) -> bool:
@@ -103,7 +108,7 @@ def _cards(rig: Rig | None) -> set[str]:
 def calibrated_basis(
     path: Path, where: HostFacts | Rig, model_id: str, quant_id: str | None = None
 ) -> BasisOf:
-    """What plans for this machine, or for such cards, compute with, by engine: the nearest
+    """Return what plans for this machine, or for such cards, compute with, by engine: the nearest
     calibration in the store at `path`, if any."""
 
     @cache
@@ -119,8 +124,8 @@ def calibrated_basis(
 
 
 def calibrated_rig(path: Path, host: HostFacts) -> Rig | None:
-    """As the newest calibration on this machine described it: where there is no GPU, the CPU it
-    was measured on.
+    """Return the rig as the newest calibration on this machine described it: where there is no
+    GPU, the CPU it was measured on.
     """
     if not path.exists():
         return None
@@ -140,16 +145,13 @@ def fitted_now(row: CalibrationRecord) -> Fitted:
     try:
         setup = setup_of(row.document)
         measured = measured_of(row.document)
-    except (
-        KeyError,
-        msgspec.ValidationError,
-    ):  # written by a skep that described setups in other words
-        return stored
+    except (KeyError, msgspec.ValidationError):
+        return stored  # written by a skep that described setups in other words
     return fit(speed_model_maker(setup, rig, published_constants(), measured), measured)
 
 
 def basis() -> str:
-    """Return what predictions were made with."""
+    """Return a digest of what predictions are made with: skep's version and its constants."""
     parts = [__version__, msgspec.to_builtins(published_constants())]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -165,18 +167,18 @@ def calibration_for(
     at: float,
     where: str,
     simulated: bool,
-    more: Mapping[str, Any],
+    extra: Mapping[str, Any],
 ) -> CalibrationRecord:
-    """`where`: the host's key.
+    """Return the calibration as the store keeps it.
 
-    `more`: what else is worth keeping, such as the runs it was made from.
+    `where`: the host's key. `extra`: what else is kept, such as the runs it was made from.
     """
-    setup_json, rig_json = (msgspec.to_builtins(one, enc_hook=dict) for one in (setup, rig))
+    setup_json, rig_json = (msgspec.to_builtins(record, enc_hook=dict) for record in (setup, rig))
     del rig_json["price"]
     for described in (setup_json["model"], *rig_json["cards"]):
         del described["origins"]
     document = {
-        **more,
+        **extra,
         "basis": basis(),
         "host": host_json(host),
         "setup": setup_json,
@@ -221,25 +223,17 @@ def measured_of(document: Mapping[str, Any]) -> CalibrationData:
 def calibration_json(row: CalibrationRecord) -> dict[str, Any]:
     fitted = fitted_now(row)
     names = (
-        "id",
-        "created_at",
-        "host",
-        "model",
-        "engine",
-        "quant",
-        "layout",
-        "rig",
-        "simulated",
+        "id", "created_at", "host", "model", "engine", "quant", "layout", "rig", "simulated",
         "skep_version",
-    )
+    )  # fmt: skip
     factors = {"decode": fitted.decode, "batch": fitted.batch, "prompt": fitted.prompt}
     return {
         **{name: getattr(row, name) for name in names},
         "url": row.document.get("url"),
         "runs": row.document.get("runs", []),
-        "tuning": {name: found.estimate if found else None for name, found in factors.items()},
+        "tuning": {name: factor.estimate if factor else None for name, factor in factors.items()},
         "intervals": {
-            name: [found.low, found.high] if found else None for name, found in factors.items()
+            name: [factor.low, factor.high] if factor else None for name, factor in factors.items()
         },
         "words": str(fitted),
         "at_limit": list(fitted.at_limit),
@@ -256,7 +250,7 @@ def levels_json(row: CalibrationRecord, fitted: Fitted) -> list[dict[str, Any]]:
     if rig is None:
         return []
     foresee = speed_model_maker(setup_of(row.document), rig, published_constants(), measured)
-    held_back = {seen.concurrency for seen in measured.held_back}
+    held_back = {level.concurrency for level in measured.held_back}
     rows = []
     for level in measured.levels:
         before, after = before_and_after(foresee, fitted, level)

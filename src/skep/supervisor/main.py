@@ -29,7 +29,8 @@ from skep.config.gateway_messages import (
 )
 from skep.config.keys import keys_path, read_keys
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
-from skep.deploy.launches import PullProgress, plan_launches, read_machine
+from skep.deploy.gpu_assignment import read_machine
+from skep.deploy.launches import PullProgress, plan_launches
 from skep.engines.base import Launch, kept_key, new_key
 from skep.errors import SkepError, StoreError, UserError
 from skep.files import hold_lock
