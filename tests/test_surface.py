@@ -145,13 +145,16 @@ def metrics(_skep, _folder):
 
 
 def config(_skep, _folder):
+    from skep.catalog.engines import engine_kinds
     from skep.catalog.presets import Preset
     from skep.config.keys import KeySpec
     from skep.config.settings import Settings
 
     for file, table in (("skep.toml", Settings), ("keys.toml", KeySpec), ("preset", Preset)):
         yield from (f"{file} {key}" for key in sorted(keys_of(table)))
-    yield from (f"environment {name}" for name in written(r'"(SKEP_[A-Z_]+)"'))
+    of_engines = {kind.variable for kind in engine_kinds().values() if kind.variable}
+    variables = of_engines.union(written(r'"(SKEP_[A-Z_]+)"'))
+    yield from (f"environment {name}" for name in sorted(variables))
 
 
 def help_pages(_skep, _folder):

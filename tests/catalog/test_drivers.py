@@ -12,8 +12,8 @@ from skep.catalog.drivers import (
     older_release,
     recommended_driver,
 )
+from skep.catalog.engines import engine_kinds
 from skep.config.presets import shipped_presets
-from skep.engines.discovery import engine_kinds
 from skep.planner.rules import rules
 
 DOCS = Path(__file__).parents[2] / "docs"

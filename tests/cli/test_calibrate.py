@@ -360,7 +360,7 @@ def keep(
         spec=Speculation("mtp", 3),
     )
     fitted = Fitted(exactly(decode), exactly(0.8), exactly(1.5))
-    fields = {"where": host_key(HOST), "simulated": False, "more": {"runs": ["r1"]}} | changes
+    fields = {"where": host_key(HOST), "simulated": False, "extra": {"runs": ["r1"]}} | changes
     row = calibration_for(setup, RIG, MEASURED, fitted, HOST, name=name, at=at, **fields)
     store.append_calibration(row)
     return row

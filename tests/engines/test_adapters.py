@@ -11,7 +11,8 @@ from skep.engines.adapter import modalities_of
 from skep.engines.base import Launch, engine_named
 from skep.engines.llamacpp import LlamaCpp
 from skep.engines.ollama import Ollama, manifest_of
-from skep.engines.vllm import Sglang, Vllm
+from skep.engines.sglang import Sglang
+from skep.engines.vllm import Vllm
 from skep.errors import UserError
 from skep.testing.speakers import write_program
 

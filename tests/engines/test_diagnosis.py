@@ -14,7 +14,14 @@ from msgspec.structs import replace
 from skep.catalog.gpus import device
 from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import EXIT_FINAL, Launch
-from skep.engines.diagnosis import KERNEL, RULES, diagnose, find_rule, make_diagnosis, match, plain
+from skep.engines.diagnosis import (
+    diagnose,
+    find_rule,
+    make_diagnosis,
+    match,
+    plain,
+    rule_file,
+)
 from skep.engines.remedies import predict_failure
 from skep.supervisor.replica import read_oom_kills
 
@@ -66,7 +73,7 @@ def launch_for(rule) -> Launch:
     return launch_of(engine, tp=4, p2p="off")
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", rule_file().rules, ids=lambda rule: rule.id)
 def test_every_rule_wins_on_its_own_example_with_a_filled_in_cause_and_remedy(rule):
     found = find_rule(launch_for(rule), 1, rule.example)
     assert found is not None
@@ -79,7 +86,7 @@ def test_every_rule_wins_on_its_own_example_with_a_filled_in_cause_and_remedy(ru
 
 
 def test_every_rule_stands_once():
-    rules = (*RULES, *KERNEL)
+    rules = (*rule_file().rules, *rule_file().kernel)
     assert len({rule.id for rule in rules}) == len(rules)
     # It is allowed already.
     assert find_rule(launch_of(trust_remote_code=True), 1, [CUSTOM]) is None
@@ -285,7 +292,7 @@ def test_a_kill_is_put_down_to_the_kernel_only_where_it_counted():
 
 
 ENGINES = ("vllm", "sglang", "llamacpp", "embedded", "ollama", "fake", "no-such-engine")
-SAMPLES = [line for rule in RULES for line in rule.example]
+SAMPLES = [line for rule in rule_file().rules for line in rule.example]
 
 
 def garbled(rng: random.Random) -> str:
@@ -340,7 +347,7 @@ def test_changes_end_whatever_the_logs_say_in_turn(run):
     launch = full(rng.choice(ENGINES))
     taken = 0
     for _ in range(80):
-        rule = rng.choice(RULES)
+        rule = rng.choice(rule_file().rules)
         told = diagnose(launch, 1, rule.example)
         if told.change is not None:
             launch = told.change
@@ -351,7 +358,9 @@ def test_changes_end_whatever_the_logs_say_in_turn(run):
     assert (launch.options.memory_share or 1) >= 0.5
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.steps], ids=lambda rule: rule.id)
+@pytest.mark.parametrize(
+    "rule", [rule for rule in rule_file().rules if rule.steps], ids=lambda rule: rule.id
+)
 def test_the_same_log_again_and_again_runs_out_of_changes(rule):
     launch = launch_for(rule)
     for _ in range(40):
@@ -411,7 +420,7 @@ def test_kills_are_read_from_the_group_and_else_from_the_machine(tmp_path):
 
 
 def test_a_diagnosis_of_long_words_takes_no_longer_than_of_short_ones():
-    rule = next(rule for rule in RULES if rule.id == "architecture")
+    rule = next(rule for rule in rule_file().rules if rule.id == "architecture")
 
     def seconds(line):
         began = time.process_time()

@@ -14,7 +14,8 @@ from skep.config.rigs import parse_rig, rig_of_host
 from skep.deploy.preset_setup import layout_of, quant_of
 from skep.engines.base import Launch
 from skep.engines.llamacpp import Embedded, LlamaCpp
-from skep.engines.vllm import Sglang, Vllm
+from skep.engines.sglang import Sglang
+from skep.engines.vllm import Vllm
 from skep.errors import DoesNotFit, UserError
 from skep.planner.setup import QUANTS, Layout
 from skep.tuner.knobs import (

@@ -14,7 +14,7 @@ from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from skep.bench.endpoint import find_endpoint
 from skep.engines.base import Diagnosis
-from skep.engines.diagnosis import RULES
+from skep.engines.diagnosis import rule_file
 from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.tuner.records import ConfigFailed
@@ -209,7 +209,7 @@ def test_a_death_is_told_by_its_log_and_by_when_it_came(cause, evidence, remedy,
 def test_every_rule_that_is_about_running_out_is_told_as_such():
     causes = [
         rule.cause
-        for rule in RULES
+        for rule in rule_file().rules
         if "out of GPU memory" in rule.cause or "no memory" in rule.cause
     ]
     assert len(causes) > 10

@@ -87,8 +87,8 @@ def devices() -> dict[str, Device]:
 def find_device(name: str) -> Device | None:
     """However it is typed: `RTX 3090`, `rtx_3090`, `NVIDIA GeForce RTX 3090`, `3090`."""
     shorter, memory_gib = names.split_memory(name)
-    if (found := _literally(name)) is not None or not memory_gib:
-        return found
+    if (device := _literally(name)) is not None or not memory_gib:
+        return device
     guess = _literally(shorter)
     fits = guess is not None and (
         guess.unified_memory or abs(guess.memory_gib / memory_gib - 1) < 0.1

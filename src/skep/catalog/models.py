@@ -117,9 +117,9 @@ class Geometry:
 
     def window_bytes(self, tokens: float, bytes_per_value: float) -> float:
         """KV of the sliding layers for one sequence of that length."""
-        kept = min(tokens, self.sliding_window)
+        in_window = min(tokens, self.sliding_window)
         width = self.mla_rank + self.mla_rope_dim or 2 * self.kv_heads * self.head_dim
-        return self.sliding_layers * width * kept * bytes_per_value
+        return self.sliding_layers * width * in_window * bytes_per_value
 
     @property
     def state_bytes(self) -> float:
@@ -168,10 +168,10 @@ def _hint_for_unknown(name: str) -> str:
     meant = did_you_mean(names, "`skep catalog models` lists them;")
     if len(begun) > _SUGGESTED:
         meant += f" `skep catalog models` lists all {len(begun)};"
-    other = (
+    gguf_note = (
         "any other model plans from its config.json (on its page at huggingface.co) or a GGUF file"
     )
-    return f"{meant} {other}: `skep plan path/to/config.json`"
+    return f"{meant} {gguf_note}: `skep plan path/to/config.json`"
 
 
 @lru_cache(maxsize=512)
@@ -237,8 +237,15 @@ class Checkpoint(msgspec.Struct, frozen=True):
 def checkpoints_of(model: str) -> tuple[Checkpoint, ...]:
     """Return those of a model of the catalogue, in the order of the file: the maker's first."""
     line = f'model = "{model}"\n'
-    found = (_checkpoint(hub) for hub, text in table_texts(_CHECKPOINTS).items() if line in text)
-    return tuple(sorted(found, key=lambda one: (not one.maker, one.origin.confidence)))
+    checkpoints = (
+        _checkpoint(hub) for hub, text in table_texts(_CHECKPOINTS).items() if line in text
+    )
+    return tuple(
+        sorted(
+            checkpoints,
+            key=lambda checkpoint: (not checkpoint.maker, checkpoint.origin.confidence),
+        )
+    )
 
 
 def all_checkpoints() -> Iterator[Checkpoint]:
@@ -251,12 +258,12 @@ def find_checkpoint(
     """Return the first one that this engine loads in this format; with `mtp` one that has its
     draft layers.
     """
-    found = (
+    checkpoints = (
         checkpoint
         for checkpoint in checkpoints_of(model)
         if engine in checkpoint.engines and quant in checkpoint.formats
     )
-    return next((one for one in found if one.mtp or not mtp), None)
+    return next((checkpoint for checkpoint in checkpoints if checkpoint.mtp or not mtp), None)
 
 
 def is_published(model: str, engine: str, quant: str) -> bool:
@@ -311,10 +318,10 @@ def pullable_names() -> tuple[str, ...]:
 
 def find_pullable(name: str) -> PullableModel | None:
     """By id or title, whatever the case, spaces, dashes and underscores."""
-    found = find_name(_PULLABLE, (squeeze(name),))
-    if found is None:
+    pullable_name = find_name(_PULLABLE, (squeeze(name),))
+    if pullable_name is None:
         return None
-    return PullableModel(found, **table(_PULLABLE, found))
+    return PullableModel(pullable_name, **table(_PULLABLE, pullable_name))
 
 
 def pullable(name: str) -> PullableModel:

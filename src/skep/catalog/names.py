@@ -41,15 +41,15 @@ def model_spellings(name: str) -> tuple[str, ...]:
     change no width.
     """
     text = name.strip().casefold()
-    found = [squeeze(text)]
+    spellings_found = [squeeze(text)]
     if not text.startswith((".", "/", "~")) and text.count("/") == 1:
         text = text.partition("/")[2]
-        found.append(squeeze(text))
+        spellings_found.append(squeeze(text))
     words = [word for word in re.split(r"[\s_-]+", text) if word]
     while len(words) > 1 and (words[-1] in _ENDINGS or _DATED.fullmatch(words[-1])):
         words.pop()
-        found.append(squeeze("-".join(words)))
-    return _distinct(found)
+        spellings_found.append(squeeze("-".join(words)))
+    return _distinct(spellings_found)
 
 
 def device_spellings(name: str) -> tuple[str, ...]:
@@ -75,12 +75,12 @@ def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> t
     """Entries whose name resembles this one; `spelled` maps a squeezed spelling to its entry."""
     from difflib import get_close_matches
 
-    wanted = squeeze(name)
-    close = get_close_matches(wanted, spelled, n=2 * count, cutoff=0.6)
-    if len(wanted) >= 3:
-        close += [text for text in spelled if wanted in text]
+    squeezed = squeeze(name)
+    close = get_close_matches(squeezed, spelled, n=2 * count, cutoff=0.6)
+    if len(squeezed) >= 3:
+        close += [text for text in spelled if squeezed in text]
     if not close:  # better a far one than none, as long as something of it is alike
-        close = get_close_matches(wanted, spelled, n=count, cutoff=0.4)
+        close = get_close_matches(squeezed, spelled, n=count, cutoff=0.4)
     return tuple(dict.fromkeys(spelled[text] for text in close))[:count]
 
 
@@ -88,8 +88,8 @@ def begun_names(name: str, spelled: Mapping[str, str]) -> tuple[str, ...]:
     """Return the entries that a short name begins, else those that have all of its words: `llama`,
     `ministral-14b`.
     """
-    wanted = squeeze(name)
-    begun = [entry for text, entry in spelled.items() if wanted and text.startswith(wanted)]
+    squeezed = squeeze(name)
+    begun = [entry for text, entry in spelled.items() if squeezed and text.startswith(squeezed)]
     if begun:
         return tuple(dict.fromkeys(begun))
     words = {squeeze(word) for word in _words(name)}
@@ -131,14 +131,14 @@ def recipe_texts() -> Mapping[str, str]:
     """Return the text of each shipped preset by its name."""
     from importlib.resources import files
 
-    found = {
+    entries = {
         entry.name.removesuffix(".toml"): entry
         for entry in files("skep.catalog").joinpath("recipes").iterdir()
     }
     return {
-        name: found[name].read_text(encoding="utf-8")
-        for name in sorted(found)
-        if found[name].name != name
+        name: entries[name].read_text(encoding="utf-8")
+        for name in sorted(entries)
+        if entries[name].name != name
     }
 
 
@@ -155,16 +155,18 @@ def spellings(file_name: str) -> Mapping[str, str]:
     """
     import tomllib
 
-    kept = ("title = ", "aliases = ")
+    starts = ("title = ", "aliases = ")
     texts = (
-        "\n".join([f'["{name}"]', *(line for line in body.splitlines() if line.startswith(kept))])
+        "\n".join(
+            [f'["{name}"]', *(line for line in body.splitlines() if line.startswith(starts))]
+        )
         for name, body in table_texts(file_name).items()
     )
     document = tomllib.loads("\n".join(texts))
     called = (
         (name, alias)
-        for name, said in document.items()
-        for alias in (*said.get("aliases", ()), said["title"])
+        for name, entry in document.items()
+        for alias in (*entry.get("aliases", ()), entry["title"])
     )
     return {squeeze(alias): name for name, alias in called} | {
         squeeze(name): name for name in document
@@ -179,5 +181,5 @@ def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
     ids = {squeeze(name): name for name in table_texts(file_name)}
     if spelled and spelled[0] in ids:
         return ids[spelled[0]]
-    known = spellings(file_name)
-    return next((known[spelling] for spelling in spelled if spelling in known), None)
+    names = spellings(file_name)
+    return next((names[spelling] for spelling in spelled if spelling in names), None)

@@ -40,14 +40,14 @@ _LONGEST_SHOWN = 80  # characters of a wrong value
 def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
     """Return the first word of `extra` that is skep's own to say, and what to set instead."""
     if extra and engine in table_texts("own_flags.toml"):
-        own = table("own_flags.toml", engine)
+        refused_flags = table("own_flags.toml", engine)
     else:
-        own = {}
+        refused_flags = {}
     for word in extra:
         flag = word.partition("=")[0]
         if flag.startswith("--"):
             flag = flag.replace("_", "-")
-        key = own.get(flag)
+        key = refused_flags.get(flag)
         if key is not None:
             return (
                 flag,
@@ -139,12 +139,12 @@ class EngineOptions(msgspec.Struct, frozen=True):
         """Return what changes the speed of an engine and it does not tell by itself, where it is
         set.
         """
-        told = {
+        given = {
             name: value
             for name, value in self.given.items()
             if name in ("quant", "kv", "tp", "pp", "ep", "graphs")
         }
-        return told | ({"spec": str(self.draft)} if self.draft else {})
+        return given | ({"spec": str(self.draft)} if self.draft else {})
 
     @property
     def cards(self) -> int:
@@ -261,11 +261,13 @@ class RunEnvironment(msgspec.Struct, frozen=True):
     env: Mapping[str, str] = {}
 
 
-def missing_needs(preset: Preset, here: RunEnvironment) -> list[Need]:
+def missing_needs(preset: Preset, environment: RunEnvironment) -> list[Need]:
     """Return those not known to be met, in the preset's order."""
-    vouched = {word.strip() for word in here.env.get(HAVE_VARIABLE, "").split(",")}
+    vouched = {word.strip() for word in environment.env.get(HAVE_VARIABLE, "").split(",")}
     return [
-        need for need in preset.needs if need.id not in vouched and not _is_met(need, preset, here)
+        need
+        for need in preset.needs
+        if need.id not in vouched and not _is_met(need, preset, environment)
     ]
 
 
@@ -296,25 +298,25 @@ def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
 
     `cards`: driver names.
     """
-    wanted: Counter[str] = Counter()
+    needed: Counter[str] = Counter()
     for name, count, _ in (
         rig_parts(preset.hardware.partition(":")[0]) if preset.hardware != NO_CARDS else ()
     ):
-        wanted[_kind(name)] += count
+        needed[_kind(name)] += count
     counter = Counter(_kind(name) for name in cards)
-    if all(counter[kind] >= count for kind, count in wanted.items()):
+    if all(counter[kind] >= count for kind, count in needed.items()):
         return None
     if not counter:
         return f"measured on {preset.hardware}, this machine has no GPU"
-    found = " + ".join(f"{count}x {kind}" for kind, count in counter.items())
-    return f"measured on {preset.hardware}, this machine has {found}"
+    host_cards = " + ".join(f"{count}x {kind}" for kind, count in counter.items())
+    return f"measured on {preset.hardware}, this machine has {host_cards}"
 
 
-def version_beside(published: str | None, told: str | None) -> str | None:
+def version_beside(published: str | None, version: str | None) -> str | None:
     """Return the version in an engine's own words, where it is another than the published one."""
-    if published is None or told is None or published.split()[0] in told:
+    if published is None or version is None or published.split()[0] in version:
         return None
-    return told.rpartition(" ")[2]
+    return version.rpartition(" ")[2]
 
 
 def stand_in_words(preset: Preset) -> str | None:
@@ -340,21 +342,21 @@ def figure_words(figure: Published) -> str:
     return f"{tok_s} tok/s{kind} at C={figure.concurrency}"
 
 
-def _is_met(need: Need, preset: Preset, here: RunEnvironment) -> bool:
+def _is_met(need: Need, preset: Preset, environment: RunEnvironment) -> bool:
     if (
         need.kind == "driver"
     ):  # `its author says driver 575 or newer`: the first number is the least
-        least = _first_version(need.what)
-        driver = _first_version(here.driver_version or "")
-        return least is not None and driver is not None and driver >= least
+        min_version = _first_version(need.what)
+        driver = _first_version(environment.driver_version or "")
+        return min_version is not None and driver is not None and driver >= min_version
     if need.kind == "checkpoint":
-        return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
+        return not preset.stand_in and _same_checkpoint(environment.checkpoint, preset.checkpoint)
     # A nightly's commit, a patch or a step cannot be seen: the user says so.
     version = preset.engine_version
     return (
         need.kind == "image"
         and version is not None
-        and (here.engine_version or "").endswith(f" {version}")
+        and (environment.engine_version or "").endswith(f" {version}")
     )
 
 
@@ -362,8 +364,8 @@ def _first_version(text: str) -> list[int] | None:
     """Return the parts of the first version in a text; None where it has none, or no driver ever
     had it.
     """
-    found = _VERSION.search(text)
-    parts = found[0].split(".") if found is not None else []
+    match = _VERSION.search(text)
+    parts = match[0].split(".") if match is not None else []
     if not parts or max(map(len, parts)) > _LONGEST_PART:
         return None
     return [int(part) for part in parts]
@@ -374,12 +376,16 @@ def _kind(name: str) -> str:
     return name.strip() if card is None else card.id
 
 
-def _same_checkpoint(found: str | None, wanted: str) -> bool:
+def _same_checkpoint(served: str | None, published: str) -> bool:
     """By hub name, by its folder in the hub's cache,
     or by a folder or file that bears its name.
     """
-    if found is None:
+    if served is None:
         return False
-    short = wanted.rpartition("/")[2].rpartition(":")[2]
-    parts = found.rstrip("/").split("/")
-    return found == wanted or f"models--{wanted.replace('/', '--')}" in parts or parts[-1] == short
+    short = published.rpartition("/")[2].rpartition(":")[2]
+    parts = served.rstrip("/").split("/")
+    return (
+        served == published
+        or f"models--{published.replace('/', '--')}" in parts
+        or parts[-1] == short
+    )

@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 
+from skep.catalog.engines import kind_of
 from skep.catalog.models import checkpoint_of, find_geometry
 from skep.catalog.names import table, table_texts
 
 NONE = "none"  # the word for no parser, in settings
 NO_TOOLS = "its chat template knows no tools"
 _FILE = "tool_calling.toml"
-TOLD_PARSERS = ("vllm", "sglang")  # engines that do not find the parser themselves
-_BY_TEMPLATE = ("llamacpp", "embedded")  # they go by the model's chat template
 _CACHED = re.compile(r"models--([^/]+?)--([^/]+)")  # a folder of the hub's cache
 _PART = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")
 _GGUF_FORMAT = re.compile(
@@ -61,12 +60,17 @@ def find_tool_calling(
         entry = None
     if entry is None:
         return None
-    if engine in _BY_TEMPLATE:
+    if _goes_by_template(engine):
         readable = entry.get("llamacpp", "no") != "no"
         return ToolCalling(why_not=None if readable else NO_TOOLS)
-    if engine in TOLD_PARSERS:
+    if kind_of(engine).told_parsers:
         return _told(engine, entry, name)
     return None
+
+
+def _goes_by_template(engine: str) -> bool:
+    """Return whether it reads calls as the model's chat template writes them."""
+    return kind_of(engine).weights == "gguf"
 
 
 def launched_model(model: str, checkpoint: str | None = None) -> str | None:
@@ -93,41 +97,39 @@ def _told(engine: str, entry: Mapping[str, Any], name: str) -> ToolCalling:
 
 
 def usable(
-    known: ToolCalling, engine: str, *, version: str | None = None, has_template: bool = False
+    calling: ToolCalling, engine: str, *, version: str | None = None, has_template: bool = False
 ) -> ToolCalling:
     """Return what can be told of it to this version of the engine; None: the version is not known.
 
     `has_template`: a chat template is given, which is taken for the one that the model needs.
     """
     installed = release_of(version)
-    first = release_of(known.since)
+    first = release_of(calling.since)
     if installed is not None and first is not None and installed < first:
-        why_not = known.why_not or f"{engine} has its parser since {known.since}"
+        why_not = calling.why_not or f"{engine} has its parser since {calling.since}"
         return ToolCalling(why_not=why_not)
-    if known.tool_parser is not None and known.template is not None and not has_template:
-        needed = f"it needs the chat template {known.template}, which {engine} does not bring"
+    if calling.tool_parser is not None and calling.template is not None and not has_template:
+        needed = f"it needs the chat template {calling.template}, which {engine} does not bring"
         why_not = f"{needed}: name yours with chat_template"
-        return msgspec.structs.replace(known, tool_parser=None, why_not=why_not)
-    return known
+        return msgspec.structs.replace(calling, tool_parser=None, why_not=why_not)
+    return calling
 
 
-def with_template(known: ToolCalling, engine: str, *, takes_tools: bool | None) -> ToolCalling:
+def with_template(calling: ToolCalling, engine: str, *, takes_tools: bool | None) -> ToolCalling:
     """Return it as the chat template of the checkpoint itself has it, which wins over its model's.
 
     `takes_tools` None: the template was not read.
     """
-    if takes_tools is None or (known.template is not None and not takes_tools):
-        return known
-    if not takes_tools and known.why_not is None:
-        return msgspec.structs.replace(known, tool_parser=None, why_not=NO_TOOLS)
-    if takes_tools and known.why_not == NO_TOOLS:
-        by_template = engine in _BY_TEMPLATE
-        if by_template:
-            why_not = None
-        else:
+    if takes_tools is None or (calling.template is not None and not takes_tools):
+        return calling
+    if not takes_tools and calling.why_not is None:
+        return msgspec.structs.replace(calling, tool_parser=None, why_not=NO_TOOLS)
+    if takes_tools and calling.why_not == NO_TOOLS:
+        why_not = None
+        if not _goes_by_template(engine):
             why_not = f"no parser of {engine} is known for its calls, name yours with tool_parser"
-        return msgspec.structs.replace(known, why_not=why_not)
-    return known
+        return msgspec.structs.replace(calling, why_not=why_not)
+    return calling
 
 
 def release_of(version: str | None) -> Release | None:

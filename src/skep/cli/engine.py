@@ -19,11 +19,11 @@ def list_engines(as_json: JsonOption = False) -> None:
     """List engines with version and path, and the command that installs each missing one."""
     import msgspec
 
-    from skep.engines.discovery import VARIABLES
+    from skep.catalog.engines import engines_with_program
     from skep.engines.install import engine_status
     from skep.report.catalog import print_engines
 
-    statuses = [engine_status(name) for name in VARIABLES]
+    statuses = [engine_status(name) for name in engines_with_program()]
     if as_json:
         print_json(msgspec.to_builtins(statuses, enc_hook=str))
     else:

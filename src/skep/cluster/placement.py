@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of, planned_engines
 from skep.catalog.gpus import Device
 from skep.catalog.models import find_pullable
 from skep.catalog.presets import NO_CARDS, Preset
@@ -35,9 +36,9 @@ from skep.config.rigs import rig_of_host
 from skep.config.settings import Serve, Settings
 from skep.deploy import launches as deploy
 from skep.deploy import resolve
-from skep.deploy.launches import NO_WEIGHTS, READ_GGUF, PullProgress
-from skep.deploy.resolve import FOR_PLANS, PlannedServe, Say, ServeRequest
-from skep.engines.base import DEFAULT_SHARES, Launch, PlacementRequest, engine_named
+from skep.deploy.launches import NO_WEIGHTS, PullProgress
+from skep.deploy.resolve import PlannedServe, Say, ServeRequest
+from skep.engines.base import Launch, PlacementRequest, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import Paths
 from skep.units import GIB, parse_bytes
@@ -211,7 +212,7 @@ def path_of(serve: Serve) -> str | None:
     named = serve.checkpoint or serve.model
     path = Path(os.path.expanduser(named))  # noqa: PTH111 - leaves `~nobody` as it is
     is_file_name = named.endswith(".gguf") and ":" not in named
-    is_folder = serve.engine not in READ_GGUF and path.is_dir()
+    is_folder = kind_of(serve.engine).weights != "gguf" and path.is_dir()
     if is_file_name or is_folder or named.startswith(_LOCAL):
         return str(path.absolute())
     return None
@@ -225,7 +226,7 @@ def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: boo
     if serve.engine in NO_WEIGHTS:
         return None, None, ANYWHERE
     shared = path_of(serve)
-    if serve.engine not in READ_GGUF:
+    if kind_of(serve.engine).weights != "gguf":
         return None, _checkpoint_name(serve, shared), ANYWHERE
     if shared is None:
         return _pulled_weights(serve, paths, progress, pulls=pulls)
@@ -365,7 +366,7 @@ def card_share(serve: Serve) -> float:
     """Return the share of each GPU that the engine takes at the start; 0 if it takes what it
     needs.
     """
-    return serve.options.memory_share or DEFAULT_SHARES.get(serve.engine, 0.0)
+    return serve.options.memory_share or kind_of(serve.engine).memory_share or 0.0
 
 
 # The replicas
@@ -469,7 +470,7 @@ def serve_on(request: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Sa
         slots = request.slots or serve.slots
         context = request.context or serve.context_tokens
         return replace(serve, slots=slots, context_tokens=context)
-    is_planned_engine = request.engine in (None, *FOR_PLANS)
+    is_planned_engine = request.engine in (None, *planned_engines())
     if not with_cards or not is_planned_engine or resolve.is_unplanned(request, say):
         serve = resolve.as_told(request, paths, cards=bool(with_cards), where="in the cluster")
         return replace(serve, gpus=())
@@ -599,7 +600,7 @@ def _share_of_node(request: ServeRequest, nodes: Sequence[Node]) -> ServeRequest
     engine = request.engine
     if engine is None:
         installed_engines = [
-            name for name in FOR_PLANS if any(name in node.engines for node in nodes)
+            name for name in planned_engines() if any(name in node.engines for node in nodes)
         ]
         engine = ",".join(installed_engines) or None
     return replace(

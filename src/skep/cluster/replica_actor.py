@@ -18,13 +18,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.cluster.connect import actor_name, remove_group
 from skep.cluster.messages import ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.ray_processes import engine_ports
 from skep.deploy.gpu_assignment import check_free, room_of
 from skep.engines.adapter import VISIBLE
-from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
+from skep.engines.base import Launch, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.facts import read_gpu_memory
 from skep.host.processes import kill_marked
@@ -338,7 +339,7 @@ def own_cards(assigned: Sequence[Any]) -> tuple[int, ...]:
 
 def check_cards(launch: Launch) -> None:
     """Raise DoesNotFit if the GPUs lack free memory: Ray assigns used ones too."""
-    if not launch.gpus or launch.engine not in DEFAULT_SHARES:
+    if not launch.gpus or kind_of(launch.engine).memory_share is None:
         return
     cards = read_gpu_memory()
     room = room_of(launch, cards, weights=None, cache=None)

@@ -11,10 +11,10 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from skep.catalog.engines import engine_kinds, kind_of
 from skep.catalog.models import checkpoint_of
 from skep.catalog.presets import Draft, EngineOptions, Preset
 from skep.catalog.tool_calling import (
-    TOLD_PARSERS,
     ToolCalling,
     find_tool_calling,
     usable,
@@ -24,7 +24,7 @@ from skep.config.presets import shipped_preset
 from skep.deploy.plan_request import PlanAnswer, PlanFlags, PresetAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
-from skep.engines.discovery import bare_words, engine_kinds, find_program, is_installed, version_of
+from skep.engines.discovery import bare_words, find_program, is_installed, version_of
 from skep.paths import HOST
 from skep.planner.candidates import USUAL_RAM_GIB
 from skep.planner.choose import Plan, PlanChoice
@@ -51,9 +51,10 @@ _SILENT = {
 
 def checkpoint_name(setup: Setup) -> str:
     """Return what stands for the user's own files: which checkpoint to take is not known here."""
-    if setup.engine == "ollama":
+    weights = kind_of(setup.engine).weights
+    if weights == "store":
         return setup.model.id
-    ending = ".gguf" if setup.engine == "llamacpp" else ""
+    ending = ".gguf" if weights == "gguf" else ""
     return f"path/to/{setup.model.id}-{setup.quant.id.removeprefix('gguf_')}{ending}"
 
 
@@ -62,7 +63,7 @@ def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
 
     Quantization is not named: every one of these engines finds it in the checkpoint."""
     layout = setup.layout
-    llama = setup.engine in ("llamacpp", "ollama")
+    llama = kind_of(setup.engine).reads_gguf
     lacks_bf16 = any("bf16" not in card.formats for card in used_cards(setup, rig))
     eight_six = layout.tp > 1 and any(capability(card) == 8.6 for card in rig.cards)
     return EngineOptions(
@@ -454,7 +455,7 @@ def agent_caveat(answer: PlanAnswer, plan: Plan) -> str | None:
     was_read = plan.checkpoint == answer.model.checkpoint
     takes_tools = answer.model.takes_tools if was_read else None
     if calling is None and takes_tools is not False:
-        if engine not in TOLD_PARSERS:
+        if not kind_of(engine).told_parsers:
             return None
         return f"no tool parser of {engine} is known for {model}: name one with tool_parser"
     calling = with_template(calling or ToolCalling(), engine, takes_tools=takes_tools)

@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from skep.catalog.engines import installable_engines
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import pullable
 from skep.config.settings import EMBEDDED_MODEL
 from skep.engines.adapter import is_hybrid
 from skep.engines.agent_checks import AgentCheck, CheckedEndpoint, check_for_agents
 from skep.engines.base import engine_named
-from skep.engines.install import INSTALLABLE, EngineStatus, engine_status
+from skep.engines.install import EngineStatus, engine_status
 from skep.errors import SkepError, UserError
 from skep.host.checks import CheckResult, HostFinding, disk_finding, examine
 from skep.host.facts import read_host, read_nvidia
@@ -71,7 +72,7 @@ def _server_finding(check: AgentCheck) -> HostFinding:
 
 def engine_findings(*, cards: bool) -> list[HostFinding]:
     """Return a line for each engine of others, and a warning where cards have none."""
-    statuses = [engine_status(name) for name in INSTALLABLE]
+    statuses = [engine_status(name) for name in installable_engines()]
     findings = [_engine_finding(status) for status in statuses]
     if cards and not any(status.path for status in statuses):
         hint = f"`{statuses[0].install}`, or another one of these"

@@ -19,6 +19,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from msgspec.structs import replace
 
+from skep.catalog.engines import engine_kinds, kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import find_geometry
 from skep.catalog.presets import NO_CARDS, Container, Need, Preset, stand_in_words
@@ -26,11 +27,11 @@ from skep.config.presets import find_preset, preset, presets_folder, serve_of
 from skep.config.rigs import parse_rig
 from skep.deploy.commands import launches_of
 from skep.deploy.gpu_assignment import assign_cards
-from skep.deploy.launches import FROM_HUB, launch_of
+from skep.deploy.launches import launch_of
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
 from skep.engines.adapter import Adapter, adapter_of, on_hub
 from skep.engines.base import Launch, engine_named
-from skep.engines.discovery import bare_words, engine_kinds
+from skep.engines.discovery import bare_words
 from skep.errors import UserError
 from skep.host.facts import GpuCard
 from skep.paths import HOST, Paths
@@ -362,7 +363,9 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     public = image_of(launch.engine, recipe.engine_version)
     # processes of one engine on several cards talk through shared memory, of which a container has
     # 64 MiB
-    container = recipe.container or Container(public, ipc_host=launch.engine in ("vllm", "sglang"))
+    container = recipe.container or Container(
+        public, ipc_host=kind_of(launch.engine).weights == "checkpoint"
+    )
     host, inside, read_only, checkpoint = _weights(launch, container)
     port = engine_kinds()[launch.engine].image_port
     inner = replace(launch, port=port, gpus=(), checkpoint=checkpoint, binary=None)
@@ -486,7 +489,7 @@ def _inner_words(inner: Launch, launch: Launch, release: str | None) -> list[str
     Which parsers a model takes depends on its own name, not on its folder in the container.
     """
     named = inner
-    if launch.engine in FROM_HUB:
+    if kind_of(launch.engine).weights == "checkpoint":
         named = replace(inner, checkpoint=launch.checkpoint)
     words = [
         word.text if isinstance(word, RecipePath) else word

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device, HostFacts
-from skep.engines.base import DEFAULT_SHARES, Launch
+from skep.engines.base import Launch
 from skep.errors import DoesNotFit, UserError
 from skep.host.facts import (
     GpuCard,
@@ -144,8 +145,9 @@ def room_of(
     `weights` and `cache` are of the whole model.
     """
     totals = {card.index: card.total_bytes for card in cards}
-    if launch.engine in DEFAULT_SHARES and launch.gpus:
-        share = launch.options.memory_share or DEFAULT_SHARES[launch.engine]
+    usual_share = kind_of(launch.engine).memory_share
+    if usual_share is not None and launch.gpus:
+        share = launch.options.memory_share or usual_share
         card_totals = [(gpu, totals.get(gpu)) for gpu in launch.gpus]
         return tuple(
             (f"gpu{gpu}", int(total * share)) for gpu, total in card_totals if total is not None
@@ -155,6 +157,11 @@ def room_of(
     if NOT_ON_CARDS & {word.partition("=")[0] for word in launch.extra}:
         return ()  # part of it stays in memory, and how much is the engine's to know
     return spread(weights + (cache or 0), launch)
+
+
+def _takes_share(launch: Launch) -> bool:
+    """Return whether its engine takes a share of each card, whatever the model needs."""
+    return kind_of(launch.engine).memory_share is not None
 
 
 def spread(room: int, launch: Launch) -> tuple[tuple[str, int], ...]:
@@ -245,7 +252,7 @@ def check_free(launches: Sequence[Launch], cards: Sequence[GpuCard]) -> None:
             "`nvidia-smi` shows which process uses it; end it, or choose other cards with "
             "`gpus` (--gpus)"
         )
-        is_alone = first.engine in DEFAULT_SHARES and len(takers) == 1
+        is_alone = _takes_share(first) and len(takers) == 1
         if is_alone and free / card.total_bytes >= LEAST_SHARE:
             share = int((free / card.total_bytes - SHARE_STEP) / SHARE_STEP) * SHARE_STEP
             hint += f"; or set memory_share (--memory-share) to {share:.2f}"
@@ -259,7 +266,7 @@ def check_free(launches: Sequence[Launch], cards: Sequence[GpuCard]) -> None:
 def _apart(takers: Sequence[tuple[Launch, int]], resource: str) -> str:
     if resource == RAM:
         return "serve fewer at once: `on_demand = true` loads a model when a request asks for it"
-    if all(launch.engine in DEFAULT_SHARES for launch, _ in takers):
+    if all(_takes_share(launch) for launch, _ in takers):
         share = int(0.95 / len(takers) / SHARE_STEP) * SHARE_STEP
         return (
             f"give each its own card with `gpus`; memory_share = {share:.2f} for each, if the "

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.config.settings import OWN_ENGINES, Serve, Settings
 from skep.deploy.gpu_assignment import (
@@ -38,8 +39,6 @@ from skep.wire.heads import parse_url
 PullProgress = Callable[[int, int | None], None]
 
 REMOTE = "remote"  # the engine of a launch that skep does not start
-READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
-FROM_HUB = ("vllm", "sglang")  # they read folders of the hub's form
 NO_WEIGHTS = ("fake", "simulated")
 # what a launch has as its table says it
 _ALIKE = (
@@ -100,15 +99,13 @@ def _placed(serve: Serve, machine: LocalMachine, taken: Iterable[int]) -> list[t
         find_program(serve.engine, serve.binary)  # before weights are fetched for it
     if not on_cards(serve):
         return []
-    # Ollama and llama.cpp spread one model over all cards they see, unless they are told
-    # otherwise.
     alone = (
         serve.replicas == 1
         and serve.options.cards == 1
         and not serve.gpus
         and serve.options.split is None
     )
-    if serve.engine in ("ollama", "llamacpp") and alone and len(machine.cards) > 1:
+    if kind_of(serve.engine).divides_itself and alone and len(machine.cards) > 1:
         return []
     return assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
 
@@ -287,7 +284,7 @@ def weights_named(serve: Serve) -> str | None:
     if serve.engine in NO_WEIGHTS:
         return None
     named = serve.checkpoint or serve.model
-    if serve.engine == "ollama":  # a tag of its own store
+    if kind_of(serve.engine).weights == "store":
         return named
     path = Path(named).expanduser()
     if not named.startswith(("/", "./", "../", "~")):
@@ -307,7 +304,7 @@ def _with_weights(launch: Launch, progress: PullProgress) -> Launch:
     """Return the launch with the folder of a hub's checkpoint, fetched if need be: an engine would
     fetch it without a word.
     """
-    if not launch.checkpoint or launch.engine not in FROM_HUB:
+    if not launch.checkpoint or kind_of(launch.engine).weights != "checkpoint":
         return launch
     source = parse_hub_source(launch.checkpoint)
     if source is None or os.environ.get("VLLM_USE_MODELSCOPE"):
@@ -320,7 +317,7 @@ def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path |
 
     A damaged file is found here and not by a dying engine.
     """
-    if serve.engine not in READ_GGUF:
+    if kind_of(serve.engine).weights != "gguf":
         return None, None
     named = serve.checkpoint or serve.model
     if (

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import NO_CARDS, Preset, Published, best_figure, stand_in_words
 from skep.config.presets import serve_of
@@ -41,7 +42,6 @@ from skep.planner.rules import Finding, refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, find_kv
 
 CODING_TASK = (256, 1024)  # tokens in and out, where the author gives no lengths
-_ALONE = ("llamacpp", "ollama")  # one engine process divides itself over all cards it sees
 
 
 def agents_of(preset: Preset) -> int:
@@ -255,7 +255,7 @@ def _choice(
 def _spread(setup: Setup, rig: Rig, preset: Preset) -> Setup:
     """Return the setup over all cards where its engine divides itself over those it sees."""
     sees_several = setup.layout.cards == 1 and len(rig.cards) > 1 and not preset.gpus
-    if setup.engine in _ALONE and sees_several:
+    if kind_of(setup.engine).divides_itself and sees_several:
         return replace(setup, layout=Layout(pp=len(rig.cards)))
     return setup
 

@@ -9,6 +9,7 @@ import re
 
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.models import Geometry
 from skep.catalog.presets import Preset
 from skep.planner.setup import (
@@ -22,7 +23,6 @@ from skep.planner.setup import (
     known_quant,
 )
 
-_GGUF = ("llamacpp", "embedded", "ollama")
 _NEAREST = {
     "q4_1": "q4_k_m", "q4_k_s": "q4_k_m", "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k_s": "q5_k_m",
     "q3_k_l": "q3_k_m", "q3_k_s": "q3_k_m", "q6_k_l": "q6_k", "bf16": "f16",
@@ -44,7 +44,7 @@ def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
     if preset.options.quant and (quant := known_quant(preset.options.quant)) is not None:
         return quant
     name = preset.checkpoint.casefold().replace("int4-autoround", "autoround")
-    if preset.engine in _GGUF:
+    if kind_of(preset.engine).reads_gguf:
         return _gguf_quant(name)
     if (word := next((word for word in _FORMAT_WORDS if word in name), None)) is not None:
         return known_quant(word)

@@ -9,13 +9,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from skep.catalog.engines import engine_kinds
 from skep.catalog.models import checkpoint_of, find_pullable
 from skep.config.keys import has_keys
 from skep.config.settings import OWN_ENGINES, Serve, Settings
 from skep.deploy.launches import NO_WEIGHTS, launch_of, stem_of, weights_named
 from skep.engines.adapter import adapter_of
 from skep.engines.base import engine_named
-from skep.engines.discovery import bare_words, engine_kinds, is_installed
+from skep.engines.discovery import bare_words, is_installed
 from skep.errors import UserError
 from skep.paths import Paths
 from skep.weights.hub import cached, hub_cache, parse_hub_source

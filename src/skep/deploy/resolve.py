@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog import presets as needs
+from skep.catalog.engines import model_engines, planned_engines
 from skep.catalog.models import (
     checkpoint_of,
     checkpoints_of,
@@ -28,7 +29,7 @@ from skep.deploy.commands import launches_of
 from skep.deploy.plan_request import AGENTS, EVIDENCE, PlanFlags, answer_plan, nothing_fits
 from skep.deploy.preset_plan import agents_of, answer_preset
 from skep.engines.base import engine_named
-from skep.engines.discovery import engine_kinds, is_installed
+from skep.engines.discovery import is_installed
 from skep.engines.simulated import plan_of
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import read_host
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from skep.catalog.presets import Preset
     from skep.planner.ranking import Predicted
 
-ENGINES = tuple(sorted(engine_kinds()))
-FOR_PLANS = ("vllm", "sglang", "llamacpp")
 SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
 # What people serve for agents, the most capable first.
 OFFERED = (
@@ -136,7 +135,11 @@ def serve_for(request: ServeRequest, paths: Paths, say: Say = _silent) -> Serve 
             )
         return None
     host = read_host()
-    if host.gpus and request.engine in (None, *FOR_PLANS) and not is_unplanned(request, say):
+    if (
+        host.gpus
+        and request.engine in (None, *planned_engines())
+        and not is_unplanned(request, say)
+    ):
         best = planned(among_installed(request), paths, say=say)
         say(f"planned: {best}")
         return best.serve
@@ -150,7 +153,7 @@ def among_installed(request: ServeRequest) -> ServeRequest:
     """
     installed = tuple(
         name
-        for name in FOR_PLANS
+        for name in planned_engines()
         if is_installed(name, request.binary if name == request.engine else None)
     )
     if request.engine is None and installed:
@@ -159,10 +162,9 @@ def among_installed(request: ServeRequest) -> ServeRequest:
 
 
 def check_engine(request: ServeRequest, suffix: str = "") -> None:
-    if request.engine is not None and request.engine not in ENGINES:
-        raise UserError(
-            f"there is no engine `{request.engine}`", hint=f"known: {', '.join(ENGINES)}{suffix}"
-        )
+    if request.engine is not None and request.engine not in model_engines():
+        hint = f"known: {', '.join(sorted(model_engines()))}{suffix}"
+        raise UserError(f"there is no engine `{request.engine}`", hint=hint)
 
 
 def is_missing(name: str) -> bool:

@@ -8,9 +8,10 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
+from skep.catalog.engines import engine_kinds, kind_of
 from skep.catalog.models import checkpoint_of, geometry
 from skep.catalog.presets import Draft, EngineOptions, own_flag
-from skep.catalog.tool_calling import TOLD_PARSERS, hub_name, launched_model
+from skep.catalog.tool_calling import hub_name, launched_model
 from skep.engines import discovery
 from skep.engines.base import Engine, Launch, engine_named, key_variables
 from skep.errors import UserError
@@ -24,7 +25,7 @@ VISIBLE = {
 P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}
 DRAFTED_BY_MODEL = ("draft", "eagle", "dflash")
 Refusal = tuple[str, str]  # what cannot be, and what to do instead
-Known = frozenset[str] | None  # flags of the installed version; None: not known
+KnownFlags = frozenset[str] | None  # flags of the installed version; None: not known
 
 
 class Adapter(Engine):
@@ -34,14 +35,13 @@ class Adapter(Engine):
     """
 
     name = ""
-    # The variables that its key goes by; none: it cannot have one.
+    # The variables that its key goes by; empty: it cannot have one.
     keyed_by: tuple[str, ...] = (ENGINE_KEY,)
 
     def __init__(self, *, cache_dir: Path | None = None, vendor: str = "nvidia") -> None:
         self.vendor = vendor
-        self.release: str | None = (
-            None  # of the engine that is meant, where it is not the one found here
-        )
+        # of the engine that is meant, where it is not the one found here
+        self.release: str | None = None
         self.binary: str | None = None  # of a launch that was neither checked nor started yet
         self._cache_dir = cache_dir
         self._program: discovery.Program | None = None
@@ -52,7 +52,7 @@ class Adapter(Engine):
     def refusals(self, launch: Launch) -> Iterable[Refusal]: ...
 
     @abstractmethod
-    def arguments(self, launch: Launch, known: Known = None) -> list[str]: ...
+    def arguments(self, launch: Launch, known_flags: KnownFlags = None) -> list[str]: ...
 
     @abstractmethod
     def variables(self, launch: Launch) -> dict[str, str]: ...
@@ -63,8 +63,8 @@ class Adapter(Engine):
     # The port
 
     def check(self, launch: Launch) -> None:
-        for what, instead in self.refusals(launch):
-            raise UserError(f"{self.name}: {what}", hint=instead)
+        for refusal, instead in self.refusals(launch):
+            raise UserError(f"{self.name}: {refusal}", hint=instead)
         self.check_weights(launch)
         template = launch.options.chat_template or ""
         named = template.endswith(".jinja") or template.startswith(("/", "./", "../", "~/"))
@@ -74,40 +74,37 @@ class Adapter(Engine):
                 hint="check the path",
             )
         self._program = program = discovery.find_program(self.name, launch.binary)
-        known = discovery.known_flags(program, self._cache_dir)
-        if known is None:
+        known_flags = discovery.known_flags(program, self._cache_dir)
+        if known_flags is None:
             return
-        for flag, near in discovery.unknown_flags(self.name, self.arguments(launch, known), known):
-            if any(word.startswith(flag) for word in launch.extra):
-                own = " (from `extra`)"
-            else:
-                own = ""
-            what = (
-                f"{discovery.version_of(program) or program.path} does not know the flag "
-                f"`{flag}`{own}"
-            )
-            asked = " ".join((*program.argv, *discovery.engine_kinds()[self.name].helps[0]))
+        arguments = self.arguments(launch, known_flags)
+        for flag, near in discovery.unknown_flags(self.name, arguments, known_flags):
+            in_extra = any(word.startswith(flag) for word in launch.extra)
+            origin = " (from `extra`)" if in_extra else ""
+            version = discovery.version_of(program) or program.path
+            text = f"{version} does not know the flag `{flag}`{origin}"
+            help_command = " ".join((*program.argv, *engine_kinds()[self.name].helps[0]))
             hint = f"did you mean `{near}`? " if near else ""
-            raise UserError(what, hint=f"{hint}`{asked}` lists what it knows")
+            raise UserError(text, hint=f"{hint}`{help_command}` lists what it knows")
 
     def argv(self, launch: Launch) -> list[str]:
         try:
             self._program = program = discovery.find_program(self.name, launch.binary)
             words = program.argv
-            known = discovery.remembered_flags(program, self._cache_dir)
+            known_flags = discovery.remembered_flags(program, self._cache_dir)
         except UserError:  # said by `check`; the guard says it once more
             words = discovery.bare_words(self.name, launch.binary)
-            known = None
+            known_flags = None
         # Without a shell: what a shell would make of them.
-        arguments = self.arguments(launch, known)
+        arguments = self.arguments(launch, known_flags)
         return [
             *words,
             *(os.path.expanduser(word) if word.startswith("~/") else word for word in arguments),  # noqa: PTH111
         ]
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        own = {**self.cards(launch), **self.variables(launch), **dict(launch.env)}
-        return {**own, **key_variables(launch, *self.keyed_by)}
+        variables = {**self.cards(launch), **self.variables(launch), **dict(launch.env)}
+        return {**variables, **key_variables(launch, *self.keyed_by)}
 
     def version(self) -> str | None:
         if self._program is None:
@@ -121,9 +118,7 @@ class Adapter(Engine):
 
     @property
     def known_version(self) -> str | None:
-        """Return the version that a command line is for; None: nothing was looked for, or it does
-        not tell.
-        """
+        """Return the version that a command line is for; None: not looked for, or not told."""
         if self.release is not None:
             return self.release
         if self._program is None:
@@ -131,25 +126,22 @@ class Adapter(Engine):
         return discovery.version_of(self._program)
 
     def cards(self, launch: Launch) -> dict[str, str]:
-        """Numbers as nvidia-smi has them: without the order of the bus, CUDA counts the fastest
-        card first.
+        """Return the variables that name the cards, with their numbers as nvidia-smi has them:
+        without the order of the bus, CUDA counts the fastest card first.
         """
         if not launch.gpus:
             return {}
-        shown = {VISIBLE.get(self.vendor, VISIBLE["nvidia"]): ",".join(map(str, launch.gpus))}
+        visible = {VISIBLE.get(self.vendor, VISIBLE["nvidia"]): ",".join(map(str, launch.gpus))}
         if self.vendor == "nvidia":
-            return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **shown}
-        return shown
+            return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **visible}
+        return visible
 
 
 def adapter_of(engine: str, vendor: str = "nvidia", release: str | None = None) -> Adapter:
-    """Return the adapter of an engine of others, for cards of that vendor.
-
-    `release`: of the engine, where known.
-    """
-    found = engine_named(engine)
-    assert isinstance(found, Adapter)
-    adapter = type(found)(vendor=vendor)
+    """Return the adapter of an engine for cards of that vendor. `release`: of the engine."""
+    known_engine = engine_named(engine)
+    assert isinstance(known_engine, Adapter)
+    adapter = type(known_engine)(vendor=vendor)
     adapter.release = release
     return adapter
 
@@ -166,28 +158,27 @@ def source_of(launch: Launch) -> str | None:
 
 
 def on_hub(source: str) -> bool:
-    """`organisation/name`; for llama.cpp with a file or a quantization behind a colon."""
-    named = not source.startswith(("/", ".", "~", "$")) and not source.partition(":")[0].endswith(
-        ".gguf"
-    )
-    return named and source.count("/") == 1
+    """Return whether it is `organisation/name`, for llama.cpp with a file or a quantization behind
+    a colon.
+    """
+    is_path = source.startswith(("/", ".", "~", "$"))
+    is_file = source.partition(":")[0].endswith(".gguf")
+    return not is_path and not is_file and source.count("/") == 1
 
 
 def is_hybrid(model: str, checkpoint: str | None) -> bool | None:
     """Return whether a model has linear attention beside full attention; None: it is not known."""
-    known = launched_model(model, checkpoint)
-    if known is None:
+    catalogued = launched_model(model, checkpoint)
+    if catalogued is None:
         return None
-    return geometry(known).is_hybrid
+    return geometry(catalogued).is_hybrid
 
 
 def modalities_of(launch: Launch) -> tuple[str, ...]:
-    """Return what the launch reads: pictures too where the checkpoint has a vision tower that is
-    loaded.
-    """
+    """Return what the launch reads: images too, where a vision tower is loaded."""
     checkpoint = checkpoint_of(hub_name(source_of(launch) or ""))
     sees = checkpoint is not None and checkpoint.vision and not launch.options.text_only
-    if sees and launch.engine in TOLD_PARSERS:
+    if sees and kind_of(launch.engine).told_parsers:
         return ("text", "image")
     return ("text",)
 
@@ -199,14 +190,12 @@ def draft_model(options: EngineOptions) -> str | None:
 
 
 def common_refusals(launch: Launch) -> Iterable[Refusal]:
-    """Yield what no engine can do, and each option that is given and that `engines.toml` refuses
-    for this one.
-    """
+    """Yield what no engine can do, and the given options that `engines.toml` refuses."""
     options = launch.options
     draft = launch.options.draft
-    own = own_flag(launch.engine, launch.extra)
-    if own is not None:
-        yield f"`extra` has {own[0]}, which skep sets itself", own[1]
+    flag_of_skep = own_flag(launch.engine, launch.extra)
+    if flag_of_skep is not None:
+        yield f"`extra` has {flag_of_skep[0]}, which skep sets itself", flag_of_skep[1]
     if launch.api_key and any(
         word.partition("=")[0].replace("_", "-") == "--api-key" for word in launch.extra
     ):
@@ -224,28 +213,25 @@ def common_refusals(launch: Launch) -> Iterable[Refusal]:
             f"memory_share {options.memory_share:g} is not a share of a card",
             "a number between 0 and 1, as 0.9",
         )
-    reasons = discovery.engine_kinds()[launch.engine].refused
+    reasons = engine_kinds()[launch.engine].refused
     for name, value in options.given.items():
         if name in reasons:
             why, instead = reasons[name]
-            if isinstance(value, Draft):
-                shown = str(value)
-            else:
-                shown = json.dumps(value, ensure_ascii=False)
-            yield f"{name} = {shown} {why}", instead
+            is_draft = isinstance(value, Draft)
+            value_words = str(value) if is_draft else json.dumps(value, ensure_ascii=False)
+            yield f"{name} = {value_words} {why}", instead
 
 
 def flag(name: str, value: object) -> list[str]:
-    """Nothing where there is no value."""
+    """Return a flag with its value; nothing where there is no value."""
     if value is None:
         return []
     return [name, f"{value:g}" if isinstance(value, float) else str(value)]
 
 
 def either(value: bool | None, yes: str | None, no: str | None) -> list[str]:
-    """Return a switch that is on, off or left alone; None: that is how it is anyway."""
+    """Return the flag of a switch; nothing where it is left alone, or is so anyway (None)."""
     if value is None:
-        word = None
-    else:
-        word = yes if value else no
+        return []
+    word = yes if value else no
     return [word] if word else []

@@ -260,17 +260,17 @@ class _Requests:
             hint = "set it to true, or every turn reads the whole session again"
             return _prefix_cache("unknown", "off, as prefix_cache = false says", hint)
         context_tokens = endpoint.context_tokens or 2 * LONG_PROMPT_TOKENS
-        most = context_tokens // 2
-        if most < LEAST_PROMPT_TOKENS:
+        max_tokens = context_tokens // 2
+        if max_tokens < LEAST_PROMPT_TOKENS:
             text = f"not checked, {endpoint.context_tokens} tokens of context are too few"
             return _prefix_cache(
                 "unknown", text, "agents need a longer context: tens of thousands"
             )
         on_cpu = endpoint.engine_name in ("embedded", "xllamacpp")
         usual = CPU_PROMPT_TOKENS if on_cpu else USUAL_PROMPT_TOKENS
-        tokens = min(most, LONG_PROMPT_TOKENS if endpoint.is_hybrid else usual)
+        tokens = min(max_tokens, LONG_PROMPT_TOKENS if endpoint.is_hybrid else usual)
         share = await self._share_read_again(tokens)
-        longest = min(most, LONG_PROMPT_TOKENS)
+        longest = min(max_tokens, LONG_PROMPT_TOKENS)
         if share == 0 and tokens < longest and endpoint.engine_name not in _BY_TEMPLATE:
             tokens = longest  # its blocks may be longer than the prompt
             share = await self._share_read_again(tokens)
@@ -306,11 +306,11 @@ class _Requests:
         properties = await self._state("/props", _object)
         capabilities = (properties or {}).get("chat_template_caps")
         if isinstance(capabilities, dict):
-            known = capabilities.get("supports_tools")
+            supports_tools = capabilities.get("supports_tools")
         else:
-            known = None
-        if isinstance(known, bool):
-            return known
+            supports_tools = None
+        if isinstance(supports_tools, bool):
+            return supports_tools
         return None
 
     async def _counted(self) -> dict[str, float]:
@@ -454,9 +454,9 @@ def share_told(answer: _CompletionAnswer) -> float | None:
 def share_counted(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
     """Return it from an engine's counters around the second request; None: none of them moved."""
     for hits, queries in _COUNTERS:
-        asked = after.get(queries, 0.0) - before.get(queries, 0.0)
-        if asked > 0:
-            return _share(after.get(hits, 0.0) - before.get(hits, 0.0), asked)
+        queried = after.get(queries, 0.0) - before.get(queries, 0.0)
+        if queried > 0:
+            return _share(after.get(hits, 0.0) - before.get(hits, 0.0), queried)
     return None
 
 
@@ -485,11 +485,11 @@ def _long_body(tokens: int, role: str = "system") -> dict[str, Any]:
     """As an agent's: much that stays the same, and a short question."""
     numbers = range(tokens // TOKENS_A_LINE)
     lines = (f"Line {n}: the river carries {7 * n} boats past the old mill. " for n in numbers)
-    asked = "Answer with one word: are you ready?"
+    question = "Answer with one word: are you ready?"
     text = "".join(lines)
-    messages = [{"role": "system", "content": text}, {"role": "user", "content": asked}]
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": question}]
     if role != "system":
-        messages = [{"role": role, "content": text + asked}]
+        messages = [{"role": role, "content": text + question}]
     return {"messages": messages, "max_tokens": 1}
 
 

@@ -1,5 +1,4 @@
-"""What an engine is to skep: a launch turned into a command line, and how to talk to what it
-starts.
+"""What an engine is to skep: a launch turned into a command line, and how to talk to it.
 
 The supervisor starts, probes and stops once for all engines. Also the key that the engines of a
 hive want to see: it goes by the environment, or by a file that only the same user can read."""
@@ -20,15 +19,13 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import engine_kinds
 from skep.catalog.presets import EngineOptions
 from skep.errors import UserError
 from skep.files import write_secret
 from skep.host.processes import ENGINE_KEY, REPORT_FD
 from skep.paths import HOST
 
-# of a card, where none is given: the engines' own. vLLM says 0.92 since 2026, and the lower one is
-# safe
-DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}
 EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart helps
 
 
@@ -44,9 +41,8 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     cards: int = 0
     cpus: float = 1.0
     memory_bytes: int = 0
-    nodes: tuple[
-        str, ...
-    ] = ()  # names of those it may stand on: a node that comes back has another id; empty: any
+    # names of those it may stand on: a node that comes back has another id; empty: any
+    nodes: tuple[str, ...] = ()
     source: str | None = None  # what its weights are pulled by, on a node that does not have them
 
 
@@ -63,60 +59,51 @@ class Launch(msgspec.Struct, frozen=True):
     port: int = 0  # 0: the engine takes a free one and tells which
     extra: tuple[str, ...] = ()
     reserve: int = 0  # of its slots, for interactive requests only
-    soft_slots: int | None = (
-        None  # requests at once while anything but batch is there; None: all slots
-    )
+    # requests at once while anything but batch is there; None: all slots
+    soft_slots: int | None = None
     url: str | None = None  # it runs there already: nothing is started
     health_path: str | None = None  # None: as the engine has it
-    key_env: str | None = (
-        None  # the environment variable with the key that a server of others wants
-    )
-    about: str = (
-        ""  # what it is, where the engine's version does not say it: which rig is simulated
-    )
-    checkpoint: str | None = (
-        None  # folder, file or hub name for engines that read weights themselves
-    )
+    # the environment variable with the key that a server of others wants
+    key_env: str | None = None
+    # what it is, where the engine's version does not say it: which rig is simulated
+    about: str = ""
+    # folder, file or hub name for engines that read weights themselves
+    checkpoint: str | None = None
     options: EngineOptions = EngineOptions()
     gpus: tuple[int, ...] = ()  # the machine's numbers; empty: the engine sees all
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the program to start; None: looked for on PATH
-    room: tuple[
-        tuple[str, int], ...
-    ] = ()  # bytes it takes of "ram", "gpu0", ...; empty: not known
+    # bytes it takes of "ram", "gpu0", ...; empty: not known
+    room: tuple[tuple[str, int], ...] = ()
     on_demand: bool = False  # loaded when somebody asks for its model
     pinned: bool = False  # stays loaded, whoever needs the room
-    idle_unload_s: float | None = (
-        None  # on demand: unloaded after so long without a request; None: stays
-    )
+    # on demand: unloaded after so long without a request; None: stays
+    idle_unload_s: float | None = None
     host: str = HOST  # the address that the engine binds
     api_key: str = ""  # that the engine wants to see, where others can reach it
     place: PlacementRequest | None = None  # it stands on some node of a cluster; None: here
     preset: str | None = None  # that it was made from
 
     def __repr__(self) -> str:
-        """Return it without its key: this text may end in a log."""
+        """Return a line without its key: this text may end in a log."""
         return f"Launch({self.name!r}, {self.engine!r}, {self.model!r})"
 
     @property
     def authorization(self) -> str:
-        if self.key_env:
-            key = os.environ.get(self.key_env, "")
-        else:
-            key = self.api_key
+        key = os.environ.get(self.key_env, "") if self.key_env else self.api_key
         return f"Bearer {key}" if key else ""
 
     def same_process(self, launch: Launch) -> bool:
-        """Return whether what serves the one can serve the other: they differ only in what the
+        """Return whether what serves this launch can serve the other: they differ only in what the
         gateway is told.
         """
-        told: dict[str, Any] = {
+        gateway_fields: dict[str, Any] = {
             "reserve": 0, "soft_slots": None, "health_path": None, "room": (), "on_demand": False,
             "pinned": False, "idle_unload_s": None, "preset": None,
         }  # fmt: skip
         if self.url is not None:
-            told["slots"] = 0
-        return replace(self, **told) == replace(launch, **told)
+            gateway_fields["slots"] = 0
+        return replace(self, **gateway_fields) == replace(launch, **gateway_fields)
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -133,11 +120,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
     changed: str | None = None  # "memory_share 0.92 -> 0.87"
 
     def __str__(self) -> str:
+        text = self.cause
         if self.evidence and self.evidence not in self.cause:
-            said = f" ({self.evidence})"
-        else:
-            said = ""
-        return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
+            text += f" ({self.evidence})"
+        if self.remedy:
+            text += f"; {self.remedy}"
+        return text
 
 
 class Engine(ABC):
@@ -147,9 +135,8 @@ class Engine(ABC):
     # how it tells how many slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not
     # at all
     confirms = ""
-    release_bound_s = (
-        30.0  # a slot whose client left is free after so long, whatever the engine says
-    )
+    # a slot whose client left is free after so long, whatever the engine says
+    release_bound_s = 30.0
     simulated = False  # its speed is made up
     # it takes a free port and tells it on the pipe `REPORT_FD`; else it gets `launch.port`
     reports_address = False
@@ -174,9 +161,7 @@ class Engine(ABC):
 
 
 class OwnEngine(Engine):
-    """An engine that skep starts from its own package: `python -m MODULE --model ... --report-fd
-    N`.
-    """
+    """An engine of skep's own package: `python -m MODULE --model ... --report-fd N`."""
 
     module = ""
     reports_address = True
@@ -209,7 +194,7 @@ class Fake(OwnEngine):
         pass
 
     def argv(self, launch: Launch) -> list[str]:
-        own = [
+        options = [
             "--model",
             launch.model,
             "--slots",
@@ -218,33 +203,25 @@ class Fake(OwnEngine):
             launch.port,
             *other_host(launch),
         ]
-        return self.words(*own, "--report-fd", REPORT_FD, launch=launch)
+        return self.words(*options, "--report-fd", REPORT_FD, launch=launch)
 
     def version(self) -> str | None:
         return "fake"
 
 
-_CLASSES = {
-    "embedded": "llamacpp.Embedded", "fake": "base.Fake", "llamacpp": "llamacpp.LlamaCpp",
-    "ollama": "ollama.Ollama", "sglang": "vllm.Sglang", "simulated": "simulated.Simulated",
-    "vllm": "vllm.Vllm",
-}  # fmt: skip
-
-
 def engine_named(name: str, binary: str | None = None) -> Engine:
-    """`binary`: the program that it is, where that is not the one to be found by its name."""
-    if name not in _CLASSES:
-        known = f"known: {', '.join(_CLASSES)}"
+    """Return the engine of that name. `binary`: its program, where it is not found by its name."""
+    kinds = engine_kinds()
+    if name not in kinds:
+        hint = f"known: {', '.join(sorted(kinds))}"
         if name == "remote":
-            hint = f"a server that runs already is an [[upstream]]; {known}"
-        else:
-            hint = known
+            hint = f"a server that runs already is an [[upstream]]; {hint}"
         raise UserError(f"there is no engine `{name}`", hint=hint)
-    module, _, kind = _CLASSES[name].partition(".")
-    made = getattr(import_module(f"skep.engines.{module}"), kind)()
-    if binary is not None and hasattr(made, "binary"):
-        made.binary = binary
-    return cast("Engine", made)
+    module, _, kind = kinds[name].adapter.partition(".")
+    engine = getattr(import_module(f"skep.engines.{module}"), kind)()
+    if binary is not None and hasattr(engine, "binary"):
+        engine.binary = binary
+    return cast("Engine", engine)
 
 
 GATEWAY_KEY = "SKEP_API_KEY"
@@ -275,14 +252,14 @@ def key_headers(launch: Launch) -> dict[str, str]:
 
 
 def take_key() -> str:
-    """Of this process, an engine of ours. What it starts does not inherit it."""
+    """Return the key of this process, an engine of ours. What it starts does not inherit it."""
     return os.environ.pop(ENGINE_KEY, "")
 
 
 def shows_key(key: str, authorization: bytes | None) -> bool:
-    """Where there is no key, everybody does."""
-    scheme, _, shown = (authorization or b"").partition(b" ")
-    return not key or (scheme.lower() == b"bearer" and compare_digest(shown.strip(), key.encode()))
+    """Return whether a request shows the key. Where there is no key, every request does."""
+    scheme, _, token = (authorization or b"").partition(b" ")
+    return not key or (scheme.lower() == b"bearer" and compare_digest(token.strip(), key.encode()))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Why an engine died or refused: its exit code and last words in, cause, evidence and remedy out.
 
-The rules are in `diagnosis.toml`. They are read when this is imported, so import it when something
-died. Their texts are templates: `{gpu}` is filled from the line or the launch, and a part in
+The rules are in `diagnosis.toml`, which is read when the first engine died. Their texts are
+templates: `{gpu}` is filled from the line or the launch, and a part in
 square brackets is left out where one of its values is not known. A log is read as plain lines:
 without colours, times, process names and levels; most rules skip what only informs or warns."""
 
@@ -12,15 +12,15 @@ import signal
 import tomllib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.engines.base import EXIT_FINAL, Diagnosis, Launch
-from skep.engines.discovery import engine_kinds
 from skep.engines.remedies import FailureCase, present, take_step
 
 SHOWN = 200  # characters of a line that are shown as evidence
@@ -30,8 +30,6 @@ MOST_LINES = 400
 SIGNALS = {number.value: number.name for number in signal.Signals}
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*+\x07|[\x00-\x08\x0b-\x1f\x7f]")
-_FILE = tomllib.loads(files("skep.engines").joinpath("diagnosis.toml").read_text(encoding="utf-8"))
-_PREFIXES = tuple(map(re.compile, _FILE["prefixes"]))
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: ")
 _SOURCE = re.compile(r"""raise \w|return |assert |File "|[rf]?["']|\^+$|~""")
 _QUIET = ("DEBUG", "INFO", "WARNING")
@@ -46,7 +44,7 @@ class LogLine(msgspec.Struct, frozen=True):
 
     @property
     def quiet(self) -> bool:
-        """It only informs or warns."""
+        """Return whether it only informs or warns."""
         return self.level in _QUIET
 
     @property
@@ -55,20 +53,31 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 def plain(raw: str) -> LogLine:
-    """`(EngineCore_DP0 pid=7) ERROR 11-15 10:00:00 [core.py:866] ValueError: no` → `ValueError:
-    no`, ERROR.
+    """Return a line of a log without its prefixes.
+
+    `(EngineCore_DP0 pid=7) ERROR 11-15 10:00:00 [core.py:866] ValueError: no` is `ValueError: no`,
+    of level ERROR.
     """
     text = _COLOURS.sub("", raw[:LONGEST_RAW])
     level = ""
-    while found := next((one for prefix in _PREFIXES if (one := prefix.match(text))), None):
-        text = text[found.end() :]
-        said = found.groupdict()
-        if word := (said.get("word") or said.get("letter") or "").upper():
-            level = _FILE["levels"].get(word, word)
+    file = rule_file()
+    while (prefix := _prefix_of(text, file.prefixes)) is not None:
+        text = text[prefix.end() :]
+        groups = prefix.groupdict()
+        if word := (groups.get("word") or groups.get("letter") or "").upper():
+            level = file.levels.get(word, word)
     text = text.strip()[:LONGEST]
     if not level and _PYTHON_WARNING.search(text):
         level = "WARNING"
     return LogLine(text, level, _SOURCE.match(text) is not None)
+
+
+def _prefix_of(text: str, prefixes: Sequence[re.Pattern[str]]) -> re.Match[str] | None:
+    for pattern in prefixes:
+        prefix = pattern.match(text)
+        if prefix is not None:
+            return prefix
+    return None
 
 
 # lines of a traceback that belong to the error at its end: two workers write theirs interleaved
@@ -95,9 +104,8 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
     steps: tuple[str, ...] = ()  # of `remedies.take_step`
     final: bool = True
     engines: tuple[str, ...] = ()  # empty: all
-    numbers: tuple[
-        re.Pattern[str], ...
-    ] = ()  # further facts, on the telling line and the few below it
+    # further facts, on the telling line and the few below it
+    numbers: tuple[re.Pattern[str], ...] = ()
     near: re.Pattern[str] | None = None
     unless: re.Pattern[str] | None = None  # not if it is on the telling line or the few below it
     signals: tuple[str, ...] = ()  # the process ended by one of them: no line is needed
@@ -116,9 +124,9 @@ def match(
         return None
     near = _NearLines(rule.near, lines)
     for at in sorted(range(len(lines)), key=lambda at: lines[at].is_source):
-        found = _looked(rule, lines, at, near)
-        if found is not None:
-            return FailureCase(launch, lines[at].shown, found | _worked_out(found))
+        facts = _looked(rule, lines, at, near)
+        if facts is not None:
+            return FailureCase(launch, lines[at].shown, facts | _worked_out(facts))
     # A container says 128 + n.
     ended = abs(code) % 128 if code is not None and (code < 0 or code > 128) else 0
     if SIGNALS.get(ended) in rule.signals:
@@ -127,30 +135,26 @@ def match(
 
 
 def _worked_out(facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return what follows from the facts: bytes as GiB, `86` as compute capability 8.6, the CUDA
-    of a library.
-    """
+    """Return what follows from the facts: bytes as GiB, `86` as SM 8.6, a library's CUDA."""
     numbers = {name: int(text) for name, text in facts.items() if text.isdecimal()}
-    more: dict[str, Any] = {
+    derived: dict[str, Any] = {
         name: f"{numbers[name] / 10:.1f}" for name in ("least", "has") if name in numbers
     }
     if "bytes" in numbers:
-        more["gib"] = f"{numbers['bytes'] / 2**30:.1f}"
+        derived["gib"] = f"{numbers['bytes'] / 2**30:.1f}"
     if "ms" in numbers:
-        more["s"] = numbers["ms"] // 1000
-    if facts.get("xid") in _FILE["xid"]:
-        more["what"] = _FILE["xid"][facts["xid"]]
+        derived["s"] = numbers["ms"] // 1000
+    meanings = rule_file().xid
+    if facts.get("xid") in meanings:
+        derived["what"] = meanings[facts["xid"]]
     if "library" in facts:
         of_cuda = re.match(r"lib(?:cudart|cublas|nvrtc).*\.so\.(\d+)", facts["library"])
-        more["cuda"] = of_cuda[1] if of_cuda else "and the engine"
-    return more
+        derived["cuda"] = of_cuda[1] if of_cuda else "and the engine"
+    return derived
 
 
 class _NearLines:
-    """Where the lines are that a rule wants near the telling one.
-
-    Each is looked at once, when the first one asks.
-    """
+    """The lines that a rule needs near the telling one. They are searched once, when asked for."""
 
     def __init__(self, near: re.Pattern[str] | None, lines: Sequence[LogLine]) -> None:
         self._near = near
@@ -177,17 +181,17 @@ def _looked(
     line = lines[at]
     if line.level in ("DEBUG", "INFO") or (line.quiet and not rule.warnings):
         return None
-    hit = next((found for look in rule.looks if (found := look.search(line.text))), None)
+    hit = next(filter(None, (look.search(line.text) for look in rule.looks)), None)
     if hit is None:
         return None
     if near.missing(at - ABOVE, at + BELOW):
         return None
-    told = " ".join(line.text for line in lines[at : at + 1 + BELOW])
-    if rule.unless is not None and rule.unless.search(told):
+    text = " ".join(line.text for line in lines[at : at + 1 + BELOW])
+    if rule.unless is not None and rule.unless.search(text):
         return None
     facts: dict[str, str] = {}
     for look in rule.numbers:
-        if (numbers := look.search(told)) is not None:
+        if (numbers := look.search(text)) is not None:
             facts |= {
                 name: value for name, value in numbers.groupdict().items() if value is not None
             }
@@ -197,32 +201,26 @@ def _looked(
 
 def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
     facts = {**launch_facts(case.launch), **case.facts}
-    change = next(
-        (found for step in rule.steps if (found := take_step(step, case)) is not None), None
-    )
+    cause = fill(rule.cause, facts)
     remedy = fill(rule.remedy, facts)
-    if change is not None:
-        if remedy:
-            remedy = f"{change.advice}, or {remedy}"
-        else:
-            remedy = change.advice
-    new, what = (None, None) if change is None else (change.launch, change.what)
-    return Diagnosis(fill(rule.cause, facts), case.line, remedy or None, rule.final, new, what)
+    for step in rule.steps:
+        change = take_step(step, case)
+        if change is not None:
+            advice = f"{change.advice}, or {remedy}" if remedy else change.advice
+            return Diagnosis(cause, case.line, advice, rule.final, change.launch, change.what)
+    return Diagnosis(cause, case.line, remedy or None, rule.final)
 
 
 def launch_facts(launch: Launch) -> dict[str, Any]:
     options = launch.options
-    kind = engine_kinds().get(launch.engine)
     filled = present(launch, "memory_share")
-    if filled is None or filled > SHARE_TOP - 0.01:
-        higher = None
-    else:
+    higher = None
+    if filled is not None and filled <= SHARE_TOP - 0.01:
         higher = f"{min(SHARE_TOP, filled + 0.05):g}"
-    checkpoint = launch.checkpoint or (
-        launch.weights.name if launch.weights is not None else launch.model
-    )
+    file_name = launch.weights.name if launch.weights is not None else launch.model
+    checkpoint = launch.checkpoint or file_name
     return {
-        "engine": kind.title if kind is not None else launch.engine,
+        "engine": kind_of(launch.engine).title or launch.engine,
         "model": launch.model,
         "checkpoint": checkpoint,
         "slots": launch.slots,
@@ -267,21 +265,47 @@ ONLY_IF: Mapping[str, Callable[[Launch], bool]] = {
 }
 
 
-def _rule(entry: dict[str, Any]) -> DiagnosisRule:
+class RuleFile(msgspec.Struct, frozen=True):
+    """The content of `diagnosis.toml`."""
+
+    rules: tuple[DiagnosisRule, ...]
+    kernel: tuple[DiagnosisRule, ...]  # where the kernel counted that it killed a process
+    prefixes: tuple[re.Pattern[str], ...]  # of a log's lines
+    levels: Mapping[str, str]
+    xid: Mapping[str, str]  # what the driver's error numbers mean
+    says_nothing: re.Pattern[str]  # a line that is no reason
+
+
+@cache
+def rule_file() -> RuleFile:
+    text = files("skep.engines").joinpath("diagnosis.toml").read_text(encoding="utf-8")
+    document = tomllib.loads(text)
+
+    def rules_of(entries: list[dict[str, Any]]) -> tuple[DiagnosisRule, ...]:
+        return tuple(_rule(entry, document["shared"]) for entry in entries)
+
+    return RuleFile(
+        rules=rules_of(document["rule"]),
+        kernel=rules_of(document["kernel"]),
+        prefixes=tuple(map(re.compile, document["prefixes"])),
+        levels=document["levels"],
+        xid=document["xid"],
+        says_nothing=re.compile("|".join(document["says_nothing"]), re.IGNORECASE),
+    )
+
+
+def _rule(entry: dict[str, Any], shared_patterns: Mapping[str, Any]) -> DiagnosisRule:
     for name in ("looks", "numbers"):
         if isinstance(shared := entry.get(name), str):
-            entry[name] = _FILE["shared"][shared]
+            entry[name] = shared_patterns[shared]
     return msgspec.convert(
         entry, DiagnosisRule, dec_hook=lambda _kind, text: re.compile(text, re.IGNORECASE)
     )
 
 
-RULES = tuple(map(_rule, _FILE["rule"]))
-KERNEL = tuple(map(_rule, _FILE["kernel"]))  # where the kernel counted that it killed a process
 _UNSAID = "core-gone"  # only where nothing was raised
 _OF_REQUESTS = ("chat-template", "ollama-capability")  # one client was refused: no reason to die
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)|Value error)\b[:,(]")
-SAYS_NOTHING = re.compile("|".join(_FILE["says_nothing"]), re.IGNORECASE)
 
 
 def find_rule(
@@ -290,27 +314,28 @@ def find_rule(
     """Return the rule that tells most, with the line it goes by."""
     lines = [plain(raw) for raw in tail[-MOST_LINES:]]
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-    rules = KERNEL if killed and oom_kills else RULES
-    for rule in rules:
+    file = rule_file()
+    for rule in file.kernel if killed and oom_kills else file.rules:
         if (killed and rule.id in _OF_REQUESTS) or (rule.id == _UNSAID and root(tail)):
             continue
         case = match(rule, launch, code, lines)
-        if case is not None:
-            by_kernel = oom_kills and rule.id in ("killed-child", _UNSAID)
-            said_by = next(rule for rule in KERNEL if rule.concerns(launch))
-            return (said_by if by_kernel else rule), case
+        if case is None:
+            continue
+        if oom_kills and rule.id in ("killed-child", _UNSAID):  # the kernel knows more
+            rule = next(rule for rule in file.kernel if rule.concerns(launch))  # noqa: PLW2901
+        return rule, case
     return None
 
 
 def root(tail: Sequence[str]) -> str | None:
     """Return what was raised above "see root cause above"."""
-    lines = (plain(raw) for raw in reversed(tail[-MOST_LINES:]))
-    raised = (
-        line
-        for line in lines
-        if not line.quiet and _RAISED.match(line.text) and not SAYS_NOTHING.search(line.text)
-    )
-    return next((line.shown for line in raised), None)
+    says_nothing = rule_file().says_nothing
+    for raw in reversed(tail[-MOST_LINES:]):
+        line = plain(raw)
+        is_error = not line.quiet and _RAISED.match(line.text)
+        if is_error and not says_nothing.search(line.text):
+            return line.shown
+    return None
 
 
 _WORDS = re.compile(r"error\b|\bfailed\b|out of memory\b|\bcannot\b", re.IGNORECASE)
@@ -319,29 +344,42 @@ _WORDS = re.compile(r"error\b|\bfailed\b|out of memory\b|\bcannot\b", re.IGNOREC
 def diagnose(
     launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
 ) -> Diagnosis:
-    """`code` None: it runs and refused, `tail` is what it answered.
+    """Return why an engine ended. `code` None: it runs and refused, `tail` is what it answered.
 
     `oom_kills`: processes that the kernel killed.
     """
     tail = [line[:LONGEST_RAW] for line in tail[-MOST_LINES:]]
-    if code == EXIT_FINAL and tail:  # an engine of ours says at the end what is wrong
-        last = tail[-1].removeprefix("error: ").strip()
-        # llama.cpp says more.
-        found = find_rule(launch, code, tail[:-1]) if "refused to start" in last else None
-        if found is None:
-            return Diagnosis(last, final=True)
-        return replace(make_diagnosis(*found), final=True)
+    if code == EXIT_FINAL and tail:
+        return _own_last_words(launch, code, tail)
     if code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        found = find_rule(launch, code, tail, oom_kills=oom_kills)
-        if found is not None:
-            return make_diagnosis(*found)
+        matched = find_rule(launch, code, tail, oom_kills=oom_kills)
+        if matched is not None:
+            return make_diagnosis(*matched)
     if code is not None and code < 0:
         how = f"killed by {SIGNALS.get(-code, f'signal {-code}')}"
         return Diagnosis(how + (": out of memory?" if code == -signal.SIGKILL else ""))
     ended = "" if code is None else f"exit code {code}"
+    last = _last_words(tail)
+    cause = f"{last} ({ended})" if last and ended else last or ended
+    return Diagnosis(cause, final=code == 127)
+
+
+def _own_last_words(launch: Launch, code: int, tail: Sequence[str]) -> Diagnosis:
+    """Return what an engine of ours said at its end; of llama.cpp inside, what it said before."""
+    last = tail[-1].removeprefix("error: ").strip()
+    if "refused to start" in last:
+        matched = find_rule(launch, code, tail[:-1])
+        if matched is not None:
+            return replace(make_diagnosis(*matched), final=True)
+    return Diagnosis(last, final=True)
+
+
+def _last_words(tail: Sequence[str]) -> str:
+    """Return the last line that looks like a reason, else the last one at all."""
     causes = [
         line[:LONGEST] for line in tail if _WORDS.search(line[:LONGEST]) and not plain(line).quiet
     ]
     last = next((line.strip() for line in reversed(causes or list(tail)) if line.strip()), "")
-    last = (last and SAYS_NOTHING.search(last[:LONGEST]) and root(tail)) or last
-    return Diagnosis(f"{last} ({ended})" if last and ended else last or ended, final=code == 127)
+    if last and rule_file().says_nothing.search(last[:LONGEST]):
+        return root(tail) or last
+    return last

@@ -1,5 +1,5 @@
-"""Where an engine's program is, and which version: without importing it, for torch alone takes
-many seconds.
+"""Where an engine's program is, and which version: without importing it, as torch alone takes many
+seconds.
 """
 
 from __future__ import annotations
@@ -13,26 +13,19 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache
-from importlib.resources import files
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
+from skep.catalog.engines import engine_kinds
 from skep.errors import UserError
 from skep.files import write_whole
 from skep.paths import user_paths
 
 VERSION_TIMEOUT_S = 20.0
-VARIABLES = {  # that name the program where it is not on PATH
-    "vllm": "SKEP_VLLM",
-    "sglang": "SKEP_SGLANG_PYTHON",
-    "llamacpp": "SKEP_LLAMA_SERVER",
-    "ollama": "SKEP_OLLAMA",
-}
 _METADATA = """
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -45,32 +38,8 @@ for name in sys.argv[1:]:
 """
 
 
-class EngineKind(msgspec.Struct, frozen=True):
-    """One engine of `engines.toml`, where the fields are explained."""
-
-    title: str = ""
-    program: str = ""
-    image: str = ""
-    image_port: int = 0
-    install: str = ""
-    distributions: tuple[str, ...] = ()
-    module: str | None = None
-    command: tuple[str, ...] = ()
-    helps: tuple[tuple[str, ...], ...] = ()
-    abbreviates: bool = False
-    package: str = ""
-    disk_gib: int = 0
-    refused: dict[str, tuple[str, str]] = {}
-
-
-@cache
-def engine_kinds() -> dict[str, EngineKind]:
-    text = files("skep.engines").joinpath("engines.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, EngineKind])
-
-
 class Program(msgspec.Struct, frozen=True):
-    """A program that was found. `argv` is what stands before its own flags."""
+    """A program of this machine. `argv` is what stands before its own flags."""
 
     engine: str
     path: Path
@@ -78,7 +47,7 @@ class Program(msgspec.Struct, frozen=True):
 
     @property
     def stamp(self) -> int:
-        """Another one, once it was installed anew."""
+        """Return when it was changed: another time, once it was installed anew."""
         try:
             return self.path.stat().st_mtime_ns
         except OSError:
@@ -96,38 +65,29 @@ def is_installed(engine: str, binary: str | None = None) -> bool:
 def find_program(
     engine: str, binary: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> Program:
-    """The launch's own, the variable's, the one on PATH, beside this interpreter, or that skep
-    installed.
+    """Return the launch's own program, else the variable's, the one on PATH, beside this
+    interpreter, or that skep installed.
     """
     kind = engine_kinds()[engine]
-    variable = VARIABLES[engine]
+    variable = kind.variable
     for given, origin in ((binary, "binary"), (environ.get(variable), f"${variable}")):
         if given:
-            found = _runnable(given, environ)
-            if found is None:
+            path = _runnable(given, environ)
+            if path is None:
                 raise UserError(
                     f"{engine}: there is no program `{given}` ({origin})", hint=kind.install
                 )
-            return _program(engine, found)
+            return _program(engine, path)
     beside = Path(sys.executable).parent / kind.program
-    own = engine_folder(engine, environ) / "bin" / kind.program
-    found = next(
-        filter(None, (_runnable(name, environ) for name in (kind.program, str(beside), str(own)))),
-        None,
-    )
-    if (
-        found is None
-        and kind.module is not None
-        and find_spec(kind.module.partition(".")[0]) is not None
-    ):
-        found = Path(sys.executable)
-    if found is None:
-        if kind.program == engine:
-            name = engine
-        else:
-            name = f"`{kind.program}`"
-        raise UserError(f"{name} is not installed", hint=kind.install)
-    return _program(engine, found)
+    installed = engine_folder(engine, environ) / "bin" / kind.program
+    for name in (kind.program, str(beside), str(installed)):
+        path = _runnable(name, environ)
+        if path is not None:
+            return _program(engine, path)
+    if kind.module is not None and find_spec(kind.module.partition(".")[0]) is not None:
+        return _program(engine, Path(sys.executable))
+    name = engine if kind.program == engine else f"`{kind.program}`"
+    raise UserError(f"{name} is not installed", hint=kind.install)
 
 
 def engine_folder(engine: str, environ: Mapping[str, str] = os.environ) -> Path:
@@ -144,87 +104,80 @@ def bare_words(engine: str, binary: str | None = None) -> tuple[str, ...]:
 
 
 def _runnable(name: str, environ: Mapping[str, str]) -> Path | None:
-    found = shutil.which(os.path.expanduser(name), path=environ.get("PATH"))  # noqa: PTH111 - which takes a string
-    return Path(found).absolute() if found else None
+    path = shutil.which(os.path.expanduser(name), path=environ.get("PATH"))  # noqa: PTH111 - which takes a string
+    return Path(path).absolute() if path else None
 
 
 def _program(engine: str, path: Path) -> Program:
     kind = engine_kinds()[engine]
     if kind.module is None:
         return Program(engine, path, (str(path), *kind.command))
-    if path.name == kind.program:
-        python = interpreter_of(path)
-    else:
-        python = str(path)
-    return Program(engine, path, (python, "-m", kind.module) if python else (str(path), "serve"))
+    python = interpreter_of(path) if path.name == kind.program else str(path)
+    if python is None:
+        return Program(engine, path, (str(path), "serve"))
+    return Program(engine, path, (python, "-m", kind.module))
 
 
 def interpreter_of(script: Path) -> str | None:
-    """Which Python runs this script, from its first lines: pip writes two where the path is long.
+    """Return which Python runs this script; None: it is not Python's.
 
-    None: no Python's.
+    Its first lines tell: pip writes two where the path is long.
     """
     try:
         with script.open("rb") as file:
             head = file.read(2048).decode("utf-8", "replace")
     except OSError:
         return None
-    found = re.match(r"#!\s*(?:\S*/env\s+)?(\S*python\S*)", head) or re.match(
+    match = re.match(r"#!\s*(?:\S*/env\s+)?(\S*python\S*)", head) or re.match(
         r"#!/bin/sh\n'+exec' (\S+)", head
     )
-    return found[1].strip("\"'") if found else None
+    return match[1].strip("\"'") if match else None
 
 
 def version_of(program: Program) -> str | None:
-    """As `llama.cpp b11434-1a2b3c4` or `vllm 0.19.1`; None: it does not tell."""
+    """Return `llama.cpp b11434-1a2b3c4` or `vllm 0.19.1`; None: it does not tell."""
     return _version(program, program.stamp)
 
 
 @lru_cache(maxsize=64)
 def _version(program: Program, _stamp: int) -> str | None:
     names = engine_kinds()[program.engine].distributions
-    if names:
-        if program.argv[1:2] == ("-m",):
-            python: str | None = program.argv[0]
-        else:
-            python = interpreter_of(program.path)
-        if python:
-            told = run_quietly([python, "-c", _METADATA, *names], VERSION_TIMEOUT_S)
-        else:
-            told = None
-        if told and told.strip():
-            return f"{program.engine} {told.strip()}"
+    if not names:
+        output = run_quietly([str(program.path), "--version"], VERSION_TIMEOUT_S)
+        return parse_version(program.engine, output) if output else None
+    is_module = program.argv[1:2] == ("-m",)
+    python = program.argv[0] if is_module else interpreter_of(program.path)
+    if not python:
         return None
-    told = run_quietly([str(program.path), "--version"], VERSION_TIMEOUT_S)
-    if told:
-        return parse_version(program.engine, told)
-    return None
+    output = run_quietly([python, "-c", _METADATA, *names], VERSION_TIMEOUT_S)
+    version = (output or "").strip()
+    return f"{program.engine} {version}" if version else None
 
 
-def parse_version(engine: str, told: str) -> str | None:
-    """From what llama-server and ollama print for `--version`.
+def parse_version(engine: str, output: str) -> str | None:
+    """Return the version in what llama-server and ollama print for `--version`.
 
-    The client's own counts: it is what will be started.
+    Of Ollama the client's own counts: it is what will be started.
     """
     if engine == "llamacpp":
-        found = re.search(r"version: (\d+) \((\w+)\)", told) or re.search(
-            r"build (\d+), commit (\w+)", told
+        match = re.search(r"version: (\d+) \((\w+)\)", output) or re.search(
+            r"build (\d+), commit (\w+)", output
         )
-        other = re.search(r"version: (\S+)", told)
-        if found:
-            return f"llama.cpp b{found[1]}-{found[2]}"
-        if other:
-            return f"llama.cpp {other[1]}"
+        plain = re.search(r"version: (\S+)", output)
+        if match:
+            return f"llama.cpp b{match[1]}-{match[2]}"
+        if plain:
+            return f"llama.cpp {plain[1]}"
         return None
-    found = re.search(r"client version is (\S+)", told) or re.search(r"version is (\S+)", told)
-    return f"ollama {found[1]}" if found else None
+    match = re.search(r"client version is (\S+)", output) or re.search(r"version is (\S+)", output)
+    return f"ollama {match[1]}" if match else None
 
 
 def run_quietly(
     argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
 ) -> str | None:
-    """Return what it printed, both streams; None where it does not run, fails,
-    or takes too long.
+    """Return what it printed on both streams; None where it does not run, fails or takes too
+    long.
     """
     try:
         done = subprocess.run(
@@ -272,14 +225,14 @@ def parse_flags(text: str) -> frozenset[str]:
 def known_flags(
     program: Program, cache_dir: Path | None = None, tell: Callable[[str], None] | None = None
 ) -> frozenset[str] | None:
-    """None: its help cannot be had, and nothing is claimed.
+    """Return the flags in its help; None: there is none.
 
     `tell` hears a line before a help that takes its time.
     """
     helps = engine_kinds()[program.engine].helps
-    kept = remembered_flags(program, cache_dir) if helps else None
-    if kept is not None or not helps:
-        return kept
+    remembered = remembered_flags(program, cache_dir) if helps else None
+    if remembered is not None or not helps:
+        return remembered
     if tell is not None:
         tell(f"asking {program.path} which flags it knows (once for each version)")
     for words in helps:
@@ -294,9 +247,8 @@ def known_flags(
                 "version": version_of(program),
                 "flags": sorted(flags),
             }
-            with contextlib.suppress(
-                OSError
-            ):  # a cache that cannot be written costs time, no more
+            # A cache that cannot be written costs time, no more.
+            with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, json.dumps(document))
             return flags
@@ -304,7 +256,7 @@ def known_flags(
 
 
 def remembered_flags(program: Program, cache_dir: Path | None = None) -> frozenset[str] | None:
-    """Return what was found out before. Never asks."""
+    """Return the flags that an earlier question found; None: there was none. Never asks."""
     try:
         return frozenset(
             map(str, json.loads(_file(program, cache_dir).read_text(encoding="utf-8"))["flags"])
@@ -322,7 +274,7 @@ def _file(program: Program, cache_dir: Path | None) -> Path:
 
 
 def unknown_flags(
-    engine: str, arguments: Sequence[str], known: frozenset[str]
+    engine: str, arguments: Sequence[str], known_flags: frozenset[str]
 ) -> Iterable[tuple[str, str | None]]:
     """Yield `--long` flags that are not known, each with the known one most like it.
 
@@ -333,11 +285,20 @@ def unknown_flags(
             flag = re.split(r"[=.+]", word, maxsplit=1)[0].replace("_", "-")
         else:
             flag = ""
-        if len(flag) < 3 or flag in known or f"--{flag.removeprefix('--no-')}" in known:
+        if (
+            len(flag) < 3
+            or flag in known_flags
+            or f"--{flag.removeprefix('--no-')}" in known_flags
+        ):
             continue
-        if engine_kinds()[engine].abbreviates and any(one.startswith(flag) for one in known):
+        if engine_kinds()[engine].abbreviates and any(
+            known_flag.startswith(flag) for known_flag in known_flags
+        ):
             continue
         near = difflib.get_close_matches(
-            flag, sorted(one for one in known if one.startswith("--")), n=1, cutoff=LIKE
+            flag,
+            sorted(known_flag for known_flag in known_flags if known_flag.startswith("--")),
+            n=1,
+            cutoff=LIKE,
         )
         yield flag, near[0] if near else None

@@ -20,17 +20,16 @@ from typing import Any
 import msgspec
 
 from skep.catalog.drivers import DriverNeed, driver_number, need_of, older_release
+from skep.catalog.engines import engine_kinds, installable_engines
 from skep.engines.discovery import (
     Program,
     engine_folder,
-    engine_kinds,
     find_program,
     version_of,
 )
 from skep.errors import EngineError, UserError
 from skep.units import GIB, format_bytes
 
-INSTALLABLE = ("vllm", "sglang", "llamacpp")
 NAMES = {"llama-server": "llamacpp", "llama.cpp": "llamacpp", "llama-cpp": "llamacpp"}
 _DONE = ".installed"  # written last: a folder without it is what an interrupted installation left
 _STEP_S = 0.5
@@ -57,7 +56,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 def engine_status(engine: str) -> EngineStatus:
     kind = engine_kinds()[engine]
-    if engine in INSTALLABLE:
+    if engine in installable_engines():
         line = f"skep engine install {kind.program}"
     else:
         line = kind.install
@@ -65,13 +64,13 @@ def engine_status(engine: str) -> EngineStatus:
         program = find_program(engine)
     except UserError:
         return EngineStatus(engine, None, None, own=False, install=line)
-    own = program.path.is_relative_to(engine_folder(engine))
-    return EngineStatus(engine, program.path, version_of(program), own=own, install=line)
+    is_own = program.path.is_relative_to(engine_folder(engine))
+    return EngineStatus(engine, program.path, version_of(program), own=is_own, install=line)
 
 
 def named(name: str) -> str:
     engine = NAMES.get(name.lower(), name.lower())
-    if engine not in INSTALLABLE:
+    if engine not in installable_engines():
         raise UserError(
             f"`{name}` cannot be installed by skep", hint="known: vllm, sglang, llama-server"
         )
@@ -98,9 +97,10 @@ def check_machine(
         and driver is not None
         and (driver_number(driver) or need.driver) < need.driver
     ):
-        what = f"{package} is built for CUDA {need.cuda} and needs driver {need.driver}"
+        need_words = f"{package} is built for CUDA {need.cuda} and needs driver {need.driver}"
         raise UserError(
-            f"{what}, this machine has {driver}", hint=_older_release_hint(engine, driver, need)
+            f"{need_words}, this machine has {driver}",
+            hint=_older_release_hint(engine, driver, need),
         )
     if engine == "llamacpp" and driver is not None and shutil.which("nvcc") is None:
         hint = (
@@ -152,13 +152,13 @@ class PlannedInstall(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Return in words what is about to happen, and what takes long."""
         room = f"takes up to {self.disk_gib} GiB, {format_bytes(self.free_bytes)} are free"
-        what = f"{self.package} goes into {self.folder} with {self.installer}: {room}"
+        goes_into = f"{self.package} goes into {self.folder} with {self.installer}: {room}"
         slow = "the download may take minutes"
         if self.compiles:
             slow = (
                 "it is compiled on this machine, which takes minutes, with CUDA up to half an hour"
             )
-        return [what, slow]
+        return [goes_into, slow]
 
 
 def plan_install(
@@ -295,10 +295,10 @@ def _made_anew(folder: Path) -> Iterator[None]:
 
 
 def _run(
-    argv: list[str], what: str, say: Say, settings: Mapping[str, str] = MappingProxyType({})
+    argv: list[str], step: str, say: Say, settings: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Run it, saying what it is at from time to time; its last words are the error's."""
-    say(f"{what} ...")
+    say(f"{step} ...")
     began = time.monotonic()
     told_s = 0.0
     lines = deque[str](maxlen=40)
@@ -330,5 +330,5 @@ def _run(
         else:
             why = f"exit code {child.returncode}"
         raise EngineError(
-            f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows its full output"
+            f"{step} failed: {why}", hint=f"`{' '.join(argv)}` shows its full output"
         )

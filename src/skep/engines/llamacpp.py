@@ -1,6 +1,6 @@
-"""llama.cpp behind the engine port: llama-server, and the embedded engine, which is the same
-server with continuous batching from the PyPI package xllamacpp. Flags as in its
-tools/server/README.md of autumn 2026 (b11434).
+"""llama.cpp behind the engine port: llama-server, and the same server embedded (PyPI: xllamacpp).
+
+Flags as in its tools/server/README.md of autumn 2026 (b11434).
 
 It cuts a micro-batch down to the batch without a word, and ends itself when slots and drafts
 overflow the batch, which happens under load. Both are refused before the start."""
@@ -15,7 +15,7 @@ from pathlib import Path
 from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.adapter import (
     Adapter,
-    Known,
+    KnownFlags,
     Refusal,
     common_refusals,
     draft_model,
@@ -56,13 +56,17 @@ class LlamaCpp(Adapter):
                 f"tp={options.tp} and pp={options.pp} cannot be combined",
                 "split by tensor (tp) or by layer (pp)",
             )
-        wanted = _split(EngineOptions(tp=options.tp, pp=options.pp))
-        if options.split is not None and wanted is not None and options.split != wanted:
+        layout_split = _split(EngineOptions(tp=options.tp, pp=options.pp))
+        if (
+            options.split is not None
+            and layout_split is not None
+            and options.split != layout_split
+        ):
             yield (
                 f'split = "{options.split}" does not fit {_layout(options)}',
-                f'write split = "{wanted}", or omit it',
+                f'write split = "{layout_split}", or omit it',
             )
-        if "tensor" in (options.split, wanted) and options.flash_attention is False:
+        if "tensor" in (options.split, layout_split) and options.flash_attention is False:
             yield "a split by tensor needs flash_attention", "leave it out"
         cards = len(launch.gpus)
         if cards and cards < options.cards:
@@ -77,90 +81,102 @@ class LlamaCpp(Adapter):
             )
 
     def check_weights(self, launch: Launch) -> None:
-        for what, source in (
-            ("model file", source_of(launch)),
-            ("draft model", draft_model(launch.options)),
-        ):
-            if source is None:
-                if what == "model file":
-                    hint = "name a GGUF file, or a model of the hub as `organisation/name:Q4_K_M`"
-                    raise UserError(
-                        f"{self.name}: there is no model file for `{launch.model}`", hint=hint
-                    )
-                continue
-            path = Path(os.path.expanduser(source))  # noqa: PTH111
-            if path.is_dir():
-                hint = "name the GGUF file in it; if it has several parts, the first"
-                raise UserError(f"{self.name}: the {what} `{source}` is a folder", hint=hint)
-            if not on_hub(source) and not path.exists():
-                raise UserError(
-                    f"{self.name}: the {what} `{source}` does not exist", hint="check the path"
-                )
+        source = source_of(launch)
+        if source is None:
+            hint = "name a GGUF file, or a model of the hub as `organisation/name:Q4_K_M`"
+            raise UserError(f"{self.name}: there is no model file for `{launch.model}`", hint=hint)
+        self._check_file("model file", source)
+        draft = draft_model(launch.options)
+        if draft is not None:
+            self._check_file("draft model", draft)
 
-    def arguments(self, launch: Launch, known: Known = None) -> list[str]:
+    def _check_file(self, kind: str, source: str) -> None:
+        path = Path(os.path.expanduser(source))  # noqa: PTH111
+        if path.is_dir():
+            hint = "name the GGUF file in it; if it has several parts, the first"
+            raise UserError(f"{self.name}: the {kind} `{source}` is a folder", hint=hint)
+        if not on_hub(source) and not path.exists():
+            raise UserError(
+                f"{self.name}: the {kind} `{source}` does not exist", hint="check the path"
+            )
+
+    def arguments(self, launch: Launch, known_flags: KnownFlags = None) -> list[str]:
         options = launch.options
-        source = source_of(launch) or launch.model
-        words = [*_source_words(source), "--alias", launch.model]
-        words += [
-            "--host",
-            launch.host,
-            "--port",
-            str(launch.port),
-            "--parallel",
-            str(launch.slots),
+        words = [
+            *_source_words(source_of(launch) or launch.model),
+            *("--alias", launch.model),
+            *("--host", launch.host, "--port", str(launch.port), "--parallel", str(launch.slots)),
+            *_context(launch, known_flags),
+            *_layer_words(launch),
+            *_batch_words(launch),
         ]
-        words += _context(launch, known)
-        if not set(_GPU_LAYERS) & set(launch.extra):
-            words += ["--n-gpu-layers", str(ALL_LAYERS)]
-        split = options.split or _split(options)
-        words += flag("--split-mode", split)
-        # It cannot be fitted: docs/multi-gpu.md.
-        words += ["--fit", "off"] if split == "tensor" else []
-        words += flag(
-            "--tensor-split", ",".join(f"{share:g}" for share in options.card_shares) or None
-        )
-        words += flag("--n-cpu-moe", options.cpu_moe)
-        if options.kv is not None:
-            words += ["--cache-type-k", options.kv, "--cache-type-v", options.kv]
-        flash = True if split == "tensor" else flash_of(options)
-        words += flag("--flash-attn", None if flash is None else "on" if flash else "off")
-        words += flag("--ubatch-size", options.batched_tokens)
-        words += flag("--batch-size", batch_of(launch) if batch_of(launch) != BATCH else None)
         words += either(options.prefix_cache, "--cache-prompt", "--no-cache-prompt")
-        words += _speculation(options.draft) if options.draft is not None else []
+        if options.draft is not None:
+            words += _speculation(options.draft)
         words += flag("--reasoning-format", options.reasoning_parser)
         words += flag("--chat-template-file", options.chat_template)
-        words += flag("--threads", launch.threads or None) + flag(
-            "--threads-batch", options.threads_batch
-        )
-        words += ["--threads-http", str(http_threads(launch.slots))]
-        words += [
-            "--jinja",
-            "--metrics",
-            *(["--slots"] if known is None or "--slots" in known else []),
-        ]
-        words += (
-            []
-            if known is None
-            else [word for word in ("--no-ui", "--no-webui") if word in known][:1]
-        )
-        return [*words, *launch.extra]
+        words += flag("--threads", launch.threads or None)
+        words += flag("--threads-batch", options.threads_batch)
+        words += ["--threads-http", str(http_threads(launch.slots)), "--jinja", "--metrics"]
+        return [*words, *_interface_words(known_flags), *launch.extra]
 
     def variables(self, launch: Launch) -> dict[str, str]:
-        """Between cards it goes through memory unless told otherwise: `GGML_CUDA_P2P` is left
-        alone.
+        """Return the variables; `GGML_CUDA_P2P` is not among them: between cards it goes through
+        memory unless the user says otherwise.
         """
+        variables = {}
         if launch.api_key:
-            found = {"LLAMA_ARG_CORS_ORIGINS": NO_ORIGIN}
-        else:
-            found = {}
-        found |= {"GGML_CUDA_DISABLE_GRAPHS": "1"} if launch.options.graphs is False else {}
-        return found | p2p_variables(launch)
+            variables["LLAMA_ARG_CORS_ORIGINS"] = NO_ORIGIN
+        if launch.options.graphs is False:
+            variables["GGML_CUDA_DISABLE_GRAPHS"] = "1"
+        return variables | p2p_variables(launch)
+
+
+def _layer_words(launch: Launch) -> list[str]:
+    """Return which layers lie on which cards."""
+    options = launch.options
+    words = []
+    if not set(_GPU_LAYERS) & set(launch.extra):
+        words += ["--n-gpu-layers", str(ALL_LAYERS)]
+    split = options.split or _split(options)
+    words += flag("--split-mode", split)
+    if split == "tensor":  # it cannot be fitted: docs/multi-gpu.md
+        words += ["--fit", "off"]
+    shares = ",".join(f"{share:g}" for share in options.card_shares)
+    words += flag("--tensor-split", shares or None)
+    return words + flag("--n-cpu-moe", options.cpu_moe)
+
+
+def _batch_words(launch: Launch) -> list[str]:
+    """Return the types of the cache, flash attention and the size of a batch."""
+    options = launch.options
+    words = []
+    if options.kv is not None:
+        words += ["--cache-type-k", options.kv, "--cache-type-v", options.kv]
+    is_tensor = (options.split or _split(options)) == "tensor"
+    words += flag("--flash-attn", _on_off(True if is_tensor else flash_of(options)))
+    words += flag("--ubatch-size", options.batched_tokens)
+    batch = batch_of(launch)
+    return words + flag("--batch-size", batch if batch != BATCH else None)
+
+
+def _on_off(value: bool | None) -> str | None:
+    if value is None:
+        return None
+    return "on" if value else "off"
+
+
+def _interface_words(known_flags: KnownFlags) -> list[str]:
+    """Return the flags that show its slots and hide its web page, as the version has them."""
+    if known_flags is None:
+        return ["--slots"]
+    hiding = [word for word in ("--no-ui", "--no-webui") if word in known_flags][:1]
+    return [*(["--slots"] if "--slots" in known_flags else []), *hiding]
 
 
 def _source_words(source: str) -> list[str]:
-    """`organisation/name:file.gguf` is two flags to it: behind its colon it knows only a
-    quantization.
+    """Return the flags that name the model. `organisation/name:file.gguf` is two of them: behind
+    the colon it knows only a quantization.
     """
     if not on_hub(source):
         return ["--model", source]
@@ -170,9 +186,9 @@ def _source_words(source: str) -> list[str]:
     return ["--hf-repo", source]
 
 
-def _context(launch: Launch, known: Known) -> list[str]:
-    """`--ctx-size` is of all slots together; each has its own part, unless one cache for all is
-    asked for.
+def _context(launch: Launch, known_flags: KnownFlags) -> list[str]:
+    """Return the size of the cache. `--ctx-size` is of all slots together; each has its own part,
+    unless one cache for all is asked for.
 
     With one cache every sequence reads what all slots hold: 155 ms a token with 64 agents of 1,000
     tokens on an H200."""
@@ -183,13 +199,10 @@ def _context(launch: Launch, known: Known) -> list[str]:
     bounded = (
         launch.context_tokens
         and launch.slots > 1
-        and known is not None
-        and "--kv-unified-per-slot" in known
+        and known_flags is not None
+        and "--kv-unified-per-slot" in known_flags
     )
-    if bounded:
-        bound = ["--kv-unified-per-slot", str(launch.context_tokens)]
-    else:
-        bound = []
+    bound = ["--kv-unified-per-slot", str(launch.context_tokens)] if bounded else []
     if layout == "unified":
         return [*words, "--kv-unified", *bound]
     return words
@@ -220,46 +233,48 @@ def _speculation(draft: Draft) -> list[str]:
 
 
 def batch_of(launch: Launch) -> int:
-    """Tokens that one batch holds: as told, else its default, or more where that is too little."""
+    """Return the tokens that one batch holds: as the options say, else its default, or more where
+    that is too little.
+    """
     options = launch.options
     return options.batch or max(BATCH, options.batched_tokens or 0, least_batch(launch))
 
 
 def least_batch(launch: Launch) -> int:
-    """A token of every slot and all that is drafted for it go into one batch."""
+    """Return the smallest batch: a token of every slot and all that is drafted for it."""
     draft = launch.options.draft
-    return max(LEAST_BATCH, launch.slots * (1 + (draft.depth if draft is not None else 0)))
+    drafted = draft.depth if draft is not None else 0
+    return max(LEAST_BATCH, launch.slots * (1 + drafted))
 
 
 def flash_of(options: EngineOptions) -> bool | None:
-    """None: llama.cpp finds out. A quantized cache wants it."""
-    wanted = options.kv is not None and options.kv not in _PLAIN
-    if options.flash_attention is None and wanted:
+    """Return whether flash attention is on; None: llama.cpp decides. A quantized one needs it."""
+    needs_flash = options.kv is not None and options.kv not in _PLAIN
+    if options.flash_attention is None and needs_flash:
         return True
     return options.flash_attention
 
 
 def llama_refusals(launch: Launch) -> Iterable[tuple[str, str]]:
     options = launch.options
-    least = least_batch(launch)
+    min_batch = least_batch(launch)
     if options.flash_attention is False and flash_of(EngineOptions(kv=options.kv)):
-        what = f'kv = "{options.kv}" needs flash attention, which is off'
-        yield what, 'leave flash_attention out, or write kv = "f16"'
-    if options.batch is not None and options.batch < least:
+        text = f'kv = "{options.kv}" needs flash attention, which is off'
+        yield text, 'leave flash_attention out, or write kv = "f16"'
+    if options.batch is not None and options.batch < min_batch:
+        drafts = ""
         if options.draft is not None:
             drafts = f" with {options.draft.depth} drafted tokens each"
-        else:
-            drafts = ""
         slots = f"{launch.slots} slot{'s' if launch.slots > 1 else ''}"
-        yield f"batch = {options.batch} is too small for {slots}{drafts}", f"{least} or more"
+        yield f"batch = {options.batch} is too small for {slots}{drafts}", f"{min_batch} or more"
     if (
         options.batch is not None
         and options.batched_tokens is not None
         and options.batched_tokens > options.batch
     ):
-        what = f"batched_tokens = {options.batched_tokens} is more than batch = {options.batch}"
+        text = f"batched_tokens = {options.batched_tokens} is more than batch = {options.batch}"
         yield (
-            what,
+            text,
             "a micro-batch is a part of the batch: raise `batch`, or lower `batched_tokens`",
         )
     if options.chunked_prefill is False:
@@ -281,11 +296,11 @@ class Embedded(OwnEngine):
         if launch.weights is None:
             hint = f"run `skep pull {launch.model}`"
             raise UserError(f"the embedded engine has no weights for `{launch.model}`", hint=hint)
-        for what, instead in self.refusals(launch):
-            raise UserError(f"embedded: {what}", hint=instead)
+        for refusal, instead in self.refusals(launch):
+            raise UserError(f"embedded: {refusal}", hint=instead)
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
-        """Free of I/O."""
+        """Yield what it cannot do. Free of I/O."""
         kv = launch.options.kv
         draft = launch.options.draft
         if draft is not None and draft.method != "ngram":
@@ -302,23 +317,23 @@ class Embedded(OwnEngine):
         yield from llama_refusals(launch)
 
     def argv(self, launch: Launch) -> list[str]:
-        own = ["--model", launch.weights, "--alias", launch.model, "--slots", launch.slots]
-        own += ["--context", launch.context_tokens, "--threads", launch.threads]
-        own += ["--host", launch.host, "--port", launch.port, "--report-fd", REPORT_FD]
-        # what differs from the server's own way; a launch without options has the same words as
-        # ever
+        words = ["--model", launch.weights, "--alias", launch.model, "--slots", launch.slots]
+        words += ["--context", launch.context_tokens, "--threads", launch.threads]
+        words += ["--host", launch.host, "--port", launch.port, "--report-fd", REPORT_FD]
+        # what differs from the server's own way: a launch without options has none of it
         options = launch.options
         batch = batch_of(launch)
-        flash = flash_of(launch.options)
-        own += flag("--threads-batch", options.threads_batch) + flag(
+        words += flag("--threads-batch", options.threads_batch) + flag(
             "--micro-batch", options.batched_tokens
         )
-        own += flag("--batch", batch if batch != BATCH else None) + flag("--kv", options.kv)
-        own += flag("--flash-attention", None if flash is None else "on" if flash else "off")
-        own += ["--split"] if options.kv_layout == "split" else []
-        own += ["--no-prefix-cache"] if options.prefix_cache is False else []
-        own += flag("--ngram", None if options.draft is None else options.draft.depth)
-        return self.words(*own, launch=launch)
+        words += flag("--batch", batch if batch != BATCH else None) + flag("--kv", options.kv)
+        words += flag("--flash-attention", _on_off(flash_of(options)))
+        if options.kv_layout == "split":
+            words += ["--split"]
+        if options.prefix_cache is False:
+            words += ["--no-prefix-cache"]
+        words += flag("--ngram", None if options.draft is None else options.draft.depth)
+        return self.words(*words, launch=launch)
 
     def version(self) -> str | None:
         from importlib import metadata

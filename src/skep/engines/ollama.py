@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from skep.engines.adapter import Adapter, Known, Refusal, common_refusals
+from skep.engines.adapter import Adapter, KnownFlags, Refusal, common_refusals
 from skep.engines.base import Launch
 from skep.errors import UserError
 from skep.wire.heads import Origin
@@ -40,12 +40,12 @@ class Ollama(Adapter):
                 "set variables with `env`",
             )
         if launch.checkpoint is not None and launch.checkpoint != launch.model:
-            what = (
+            text = (
                 f"`{launch.checkpoint}` cannot be served as `{launch.model}`: Ollama knows a "
                 "model by its tag"
             )
             yield (
-                what,
+                text,
                 f"serve it as `{launch.checkpoint}`, and make `{launch.model}` an alias of that",
             )
 
@@ -60,7 +60,7 @@ class Ollama(Adapter):
             hint = f"run `ollama pull {launch.model}`; {elsewhere}"
             raise UserError(f"`{launch.model}` is not in Ollama's store {store}", hint=hint)
 
-    def arguments(self, launch: Launch, known: Known = None) -> list[str]:  # noqa: ARG002 - all is told by variables
+    def arguments(self, launch: Launch, known_flags: KnownFlags = None) -> list[str]:  # noqa: ARG002 - all is told by variables
         return []
 
     def variables(self, launch: Launch) -> dict[str, str]:
@@ -68,16 +68,16 @@ class Ollama(Adapter):
         asks no cloud.
         """
         options = launch.options
-        found = {"OLLAMA_HOST": Origin(launch.host, launch.port).authority.decode()}
-        found |= {"OLLAMA_NUM_PARALLEL": str(launch.slots), "OLLAMA_MAX_LOADED_MODELS": "1"}
-        found |= {"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_NOPRUNE": "1", "OLLAMA_NO_CLOUD": "1"}
+        variables = {"OLLAMA_HOST": Origin(launch.host, launch.port).authority.decode()}
+        variables |= {"OLLAMA_NUM_PARALLEL": str(launch.slots), "OLLAMA_MAX_LOADED_MODELS": "1"}
+        variables |= {"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_NOPRUNE": "1", "OLLAMA_NO_CLOUD": "1"}
         if launch.context_tokens:
-            found["OLLAMA_CONTEXT_LENGTH"] = str(launch.context_tokens)
+            variables["OLLAMA_CONTEXT_LENGTH"] = str(launch.context_tokens)
         if options.kv is not None:
-            found |= {"OLLAMA_KV_CACHE_TYPE": options.kv, "OLLAMA_FLASH_ATTENTION": "1"}
+            variables |= {"OLLAMA_KV_CACHE_TYPE": options.kv, "OLLAMA_FLASH_ATTENTION": "1"}
         if options.pp > 1:
-            found["OLLAMA_SCHED_SPREAD"] = "1"
-        return found
+            variables["OLLAMA_SCHED_SPREAD"] = "1"
+        return variables
 
 
 def manifest_of(tag: str) -> Path:

@@ -1,5 +1,5 @@
-"""What may be tried when an engine died: one thing of its launch changed. And what is certain to
-fail, said before.
+"""What may be tried when an engine died: one thing of its launch changed. And which launches are
+certain to fail.
 
 A step is "NAME HOW": a value that NAME gets (`unset`: the engine's own), or how a figure falls.
 Figures only fall, and never below a floor; what was switched off stays off. So however often
@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import find_geometry
 from skep.catalog.presets import EngineOptions
-from skep.engines.base import DEFAULT_SHARES, Diagnosis, Launch
+from skep.engines.base import Diagnosis, Launch
 from skep.errors import UserError
 from skep.planner.rules import capability, find_first
 from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, known_kv, known_quant
@@ -26,10 +27,8 @@ from skep.units import MIB, parse_bytes
 SHARE_STEP = 0.05
 FLOORS = {"memory_share": 0.5, "context_tokens": 2048, "batched_tokens": 512}
 OWN_BATCHED = 2048  # tokens a step of vLLM and SGLang on cards below 70 GiB
-VALUES: Mapping[str, Any] = {
-    "unset": None,
-    "false": False,
-}  # of a step; another word is the value itself
+# of a step; another word is the value itself
+VALUES: Mapping[str, Any] = {"unset": None, "false": False}
 _SPARE = 256 * MIB  # beside what the log says was missing: allocations come in more than one piece
 _HALF_SINCE = 8.0  # bfloat16
 _REFUSING = ("heads", "kv-fp8", "fp8-weights", "nvfp4", "mxfp4")  # rules of the planner
@@ -56,43 +55,51 @@ class FailureCase(msgspec.Struct, frozen=True):
 
 
 def take_step(step: str, case: FailureCase) -> LaunchChange | None:
-    """Return the launch with the step taken; None: it is so already, or the figure is at its
+    """Return the launch with the step taken; None: nothing changes by it, or the figure is at its
     floor.
     """
     name, how = step.split()
     launch = case.launch
-    inside = name in _OPTION_NAMES
     was = present(launch, name)
-    if how in FALLS:
-        to: Any = None if was is None else FALLS[how](case, was)
-        if to is None or not FLOORS.get(name, launch.reserve + 1) <= to < was:
-            return None
-    elif (to := VALUES.get(how, how)) == was:
-        return None
     label = "context" if name == "context_tokens" else name
     before = _word(was)
-    after = _word(to)
-    fallen = f"lower {label} from {before} to {after}"
-    left_out = f"leave {label} {before} out"
     if how in FALLS:
-        advice = fallen
+        to = _fallen(name, how, case, was)
+        if to is None:
+            return None
+        advice = f"lower {label} from {before} to {_word(to)}"
     else:
-        advice = left_out if to is None else f"set {label} to {after}"
+        to = VALUES.get(how, how)
+        if to == was:
+            return None
+        advice = f"set {label} to {_word(to)}"
+        if to is None:
+            advice = f"leave {label} {before} out"
     new: dict[str, Any] = {name: to}
-    if inside:
-        other = replace(launch, options=replace(launch.options, **new))
+    if name in _OPTION_NAMES:
+        changed = replace(launch, options=replace(launch.options, **new))
     else:
-        other = replace(launch, **new)
-    return LaunchChange(other, f"{label} {before} -> {after}", advice)
+        changed = replace(launch, **new)
+    return LaunchChange(changed, f"{label} {before} -> {_word(to)}", advice)
+
+
+def _fallen(name: str, how: str, case: FailureCase, was: Any) -> Any:
+    """Return the lower figure; None: it is not known, or it would be below its floor."""
+    if was is None:
+        return None
+    to = FALLS[how](case, was)
+    if to is None or not FLOORS.get(name, case.launch.reserve + 1) <= to < was:
+        return None
+    return to
 
 
 def present(launch: Launch, name: str) -> Any:
-    """Return a figure as told, else the engine's own where it is known."""
-    told = getattr(launch.options if name in _OPTION_NAMES else launch, name)
-    if told is not None or launch.engine not in DEFAULT_SHARES:
-        return told
-    own = {"memory_share": DEFAULT_SHARES[launch.engine], "batched_tokens": OWN_BATCHED}
-    return own.get(name)
+    """Return a figure as the launch has it, else the engine's own where it is known."""
+    value = getattr(launch.options if name in _OPTION_NAMES else launch, name)
+    share = kind_of(launch.engine).memory_share
+    if value is not None or share is None:
+        return value
+    return {"memory_share": share, "batched_tokens": OWN_BATCHED}.get(name)
 
 
 def _word(value: Any) -> str:
@@ -108,7 +115,9 @@ def _half(_case: FailureCase, was: int) -> int:
 
 
 def _lower_share(case: FailureCase, was: float) -> float:
-    """By a step, or by what was tried to allocate and was not free, if that is more."""
+    """Return it lower by a step, or by what was tried to allocate and was not free, if that is
+    more.
+    """
     tried, free, total = (_bytes(case, name) for name in ("tried", "free", "total"))
     missing = 0.0
     if tried is not None and free is not None and total:
@@ -125,7 +134,7 @@ def _bytes(case: FailureCase, name: str) -> int | None:
 
 
 def _free_share(case: FailureCase, _was: float) -> float | None:
-    """`free` and `total` are GiB without unit."""
+    """Return the share of the card that is free. `free` and `total` are GiB without unit."""
     try:
         return int(100 * float(case.facts["free"]) / float(case.facts["total"]) - 0.5) / 100
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
@@ -134,9 +143,9 @@ def _free_share(case: FailureCase, _was: float) -> float | None:
 
 def _fitting(case: FailureCase, was: int) -> int:
     """Return what the log says fits, else half."""
-    told = str(case.facts.get("fits") or case.facts.get("most"))
-    if told.isdecimal():
-        return int(told)
+    figure = str(case.facts.get("fits") or case.facts.get("most"))
+    if figure.isdecimal():
+        return int(figure)
     return _half(case, was)
 
 
@@ -146,23 +155,34 @@ FALLS: Mapping[str, Callable[[FailureCase, Any], float | None]] = {
 
 
 def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
-    """`cards` are those the launch gets, in its order. None: nothing is known against it. Pure."""
-    if launch.url is not None or launch.engine not in DEFAULT_SHARES or not cards:
+    """Return why a launch is certain to fail; None: nothing is known against it. Pure.
+
+    `cards` are those the launch gets, in its order.
+    """
+    if launch.url is not None or kind_of(launch.engine).memory_share is None or not cards:
         return None
     options = launch.options
     if options.cards > len(cards):
         layout = f"tp {options.tp} x pp {options.pp} x dp {options.dp}"
         cause = f"{layout} needs {options.cards} cards, {len(cards)} are given"
         return Diagnosis(cause, remedy="lower tp, pp or dp, or name more gpus", final=True)
-    plain = next(
-        (card for card in cards if (cc := capability(card)) is not None and cc < _HALF_SINCE), None
-    )
-    if plain is not None and options.dtype == "bfloat16":
-        cause = (
-            f"{plain.title} (SM {plain.compute_capability:g}) has no bfloat16, which begins at "
-            "SM 8.0"
-        )
-        return Diagnosis(cause, remedy="set dtype to float16", final=True)
+    if options.dtype == "bfloat16":
+        old = next(filter(_lacks_bfloat16, cards), None)
+        if old is not None:
+            card = f"{old.title} (SM {old.compute_capability:g})"
+            cause = f"{card} has no bfloat16, which begins at SM 8.0"
+            return Diagnosis(cause, remedy="set dtype to float16", final=True)
+    return _refused_by_rule(launch, cards)
+
+
+def _lacks_bfloat16(card: Device) -> bool:
+    cc = capability(card)
+    return cc is not None and cc < _HALF_SINCE
+
+
+def _refused_by_rule(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
+    """Return what a rule of the planner says against it; None where the model is not known."""
+    options = launch.options
     model = find_geometry(launch.checkpoint or "") or find_geometry(launch.model)
     if model is None or model.estimated:
         return None

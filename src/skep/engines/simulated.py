@@ -68,7 +68,7 @@ class Simulated(OwnEngine):
         plan_from_json(extra[1])
 
     def argv(self, launch: Launch) -> list[str]:
-        own = [
+        words = [
             "--model",
             launch.model,
             "--slots",
@@ -77,7 +77,7 @@ class Simulated(OwnEngine):
             launch.context_tokens,
         ]
         where = ["--port", launch.port, "--report-fd", REPORT_FD, *other_host(launch)]
-        return self.words(*own, *where, launch=launch)
+        return self.words(*words, *where, launch=launch)
 
     def version(self) -> str | None:
         return "simulated"

@@ -38,7 +38,7 @@ class SimulatedText(msgspec.Struct, frozen=True):
     finish_reason: str  # stop, length
 
     def text(self, first: int, last: int) -> str:
-        """Of the tokens `first` up to and without `last`."""
+        """Return the text of the tokens from `first` up to and without `last`."""
         return "".join(word(self.seed, place) for place in range(first, last))
 
 
@@ -59,7 +59,7 @@ def natural_tokens(seed: int) -> int:
 
 
 def script(seed: int, limit: int, *, ignore_eos: bool = False) -> SimulatedText:
-    """`limit`: tokens that the client or the context leaves."""
+    """Return the answer to be given. `limit`: tokens that the client or the context leaves."""
     natural = natural_tokens(seed)
     ends = natural <= limit and not ignore_eos
     return SimulatedText(seed, natural if ends else limit, "stop" if ends else "length")
@@ -126,7 +126,7 @@ def _text_of(messages: Sequence[_Message]) -> str:
 
 
 def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQuery:
-    """Raises `SimulatedRefusal` with what the client is told."""
+    """Return what a request asks for; raise `SimulatedRefusal` with what the client is told."""
     try:
         chat = msgspec.json.decode(body, type=_Chat)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -136,32 +136,27 @@ def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQue
     if chat.model not in (None, model):
         raise SimulatedRefusal(f"The model `{chat.model}` does not exist.", 404)
     text = _text_of(chat.messages)
-    size = len(text.encode("utf-8", "replace")) + (
-        len(json.dumps(chat.tools)) if chat.tools else 0
-    )
-    tokens = round(
-        _TEMPLATE_TOKENS + _MESSAGE_TOKENS * len(chat.messages) + size / BYTES_PER_TOKEN
-    )
-    asked = chat.max_completion_tokens or chat.max_tokens
-    if tokens >= context_tokens or tokens + (asked or 0) > context_tokens:
+    size = len(text.encode("utf-8", "replace"))
+    if chat.tools:
+        size += len(json.dumps(chat.tools))
+    in_template = _TEMPLATE_TOKENS + _MESSAGE_TOKENS * len(chat.messages)
+    tokens = round(in_template + size / BYTES_PER_TOKEN)
+    requested = chat.max_completion_tokens or chat.max_tokens
+    if tokens >= context_tokens or tokens + (requested or 0) > context_tokens:
+        completion = requested or 1
         raise SimulatedRefusal(
             f"This model's maximum context length is {context_tokens} tokens. However, you "
-            "requested "
-            f"{tokens + (asked or 1)} tokens ({tokens} in the messages, {asked or 1} in the "
-            "completion). "
-            f"Please reduce the length of the messages or completion."
+            f"requested {tokens + completion} tokens ({tokens} in the messages, {completion} in "
+            "the completion). Please reduce the length of the messages or completion."
         )
     # the same task gets the same answer, also behind other instructions: a load begins them anew
     # so that no cache helps
-    task = (
-        _text_of([message for message in chat.messages if message.role not in INSTRUCTIONS])
-        or text
-    )
-    said = script(
-        seed_of(task), asked or context_tokens - tokens, ignore_eos=bool(chat.ignore_eos)
-    )
+    tasks = [message for message in chat.messages if message.role not in INSTRUCTIONS]
+    seed = seed_of(_text_of(tasks) or text)
+    limit = requested or context_tokens - tokens
+    answer = script(seed, limit, ignore_eos=bool(chat.ignore_eos))
     usage = bool((chat.stream_options or {}).get("include_usage"))
-    return SimulatedQuery(bool(chat.stream), usage, tokens, said)
+    return SimulatedQuery(bool(chat.stream), usage, tokens, answer)
 
 
 DONE = b"data: [DONE]\n\n"
@@ -176,10 +171,7 @@ class SimulatedAnswer:
     __slots__ = ("_ask", "_fields", "_made", "_prefix", "_suffix")
 
     def __init__(self, ask: SimulatedQuery, number: int, model: str, created: int) -> None:
-        if ask.stream:
-            kind = "chat.completion.chunk"
-        else:
-            kind = "chat.completion"
+        kind = "chat.completion.chunk" if ask.stream else "chat.completion"
         self._ask = ask
         self._fields: Mapping[str, Any] = {
             "id": f"chatcmpl-simulated-{number}",

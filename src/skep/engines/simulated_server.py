@@ -234,15 +234,15 @@ class SimulatedLoop:
             work.gain(count)
 
     def _close(self, work: SimulatedRequest, at: float) -> None:
-        took = self.meters.took
+        observe = self.meters.took
         first = work.first_s or at
         let_in = work.let_in_s or at
-        took("request_queue_time", let_in - work.sent_s)
-        took("request_prefill_time", first - let_in)
-        took("request_decode_time", at - first)
-        took("e2e_request_latency", at - work.sent_s)
+        observe("request_queue_time", let_in - work.sent_s)
+        observe("request_prefill_time", first - let_in)
+        observe("request_decode_time", at - first)
+        observe("e2e_request_latency", at - work.sent_s)
         if work.total > 1:
-            took("request_time_per_output_token", (at - first) / (work.total - 1))
+            observe("request_time_per_output_token", (at - first) / (work.total - 1))
         work.end()
 
 
@@ -282,8 +282,10 @@ class SimulatedServer:
 
     def handle(self, request: ServerRequest) -> None:
         path = request.path
-        shown = next((value for name, value in request.headers if name == b"authorization"), None)
-        if path != "/health" and not shows_key(self._key, shown):
+        authorization = next(
+            (value for name, value in request.headers if name == b"authorization"), None
+        )
+        if path != "/health" and not shows_key(self._key, authorization):
             _refuse(request, 401, REFUSED)
             return
         if time.monotonic() < self._ready_s:
@@ -327,11 +329,11 @@ class SimulatedServer:
 
     def _models(self, request: ServerRequest) -> None:
         plan = self.plan
-        told = {"simulated": True, "engine": f"simulated: {plan.about}", "slots": plan.slots}
+        about = {"simulated": True, "engine": f"simulated: {plan.about}", "slots": plan.slots}
         model = {
             "id": self.model, "object": "model", "created": self._created,
             "owned_by": "skep-simulated", "root": self.model,
-            "max_model_len": plan.context_tokens, "simulated": True, "skep": told,
+            "max_model_len": plan.context_tokens, "simulated": True, "skep": about,
         }  # fmt: skip
         _send(request, 200, {"object": "list", "data": [model], "simulated": True})
 
@@ -366,11 +368,11 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     await HttpServer(SimulatedServer(plan, model, key).handle).listen(listener)
-    told = json.dumps({"url": str(Origin(*listener.getsockname()[:2]))})
+    address = json.dumps({"url": str(Origin(*listener.getsockname()[:2]))})
     if report_fd is None:
-        print(told, flush=True)  # noqa: T201 - whoever starts it by hand reads it
+        print(address, flush=True)  # noqa: T201 - whoever starts it by hand reads it
     else:
-        os.write(report_fd, told.encode() + b"\n")
+        os.write(report_fd, address.encode() + b"\n")
         os.close(report_fd)
     await stop.wait()
 

@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep import __version__
+from skep.catalog.engines import model_engines
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.names import did_you_mean
@@ -27,7 +28,6 @@ from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
 from skep.deploy.preset_setup import quant_of
 from skep.deploy.resolve import (
-    ENGINES,
     ServeRequest,
     check_cards,
     is_for_embedded,
@@ -544,7 +544,7 @@ def _check_options(
 
     With --simulate nothing of this machine is used, and no weights are loaded.
     """
-    engines = SIMULATED_ENGINES if options.simulate else ENGINES
+    engines = SIMULATED_ENGINES if options.simulate else sorted(model_engines())
     if options.engine not in (None, *engines):
         raise UserError(
             f"there is no engine `{options.engine}` to tune", hint=f"known: {', '.join(engines)}"
