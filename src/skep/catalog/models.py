@@ -70,18 +70,16 @@ class Geometry:
     expert_intermediate: int = 0
     expert_layers: int = 0  # layers with experts
     shared_intermediate: int = 0  # width of what runs beside the routed experts for every token
-    mla_rank: int = (
-        0  # compressed KV of multi-head latent attention; 0 where K and V are kept whole
-    )
+    # compressed KV of multi-head latent attention; 0 where K and V are kept whole
+    mla_rank: int = 0
     mla_rope_dim: int = 0
     attention_params: float = 0.0  # of all layers, where the widths of the heads do not tell
     mtp_layers: int = 0
     vision_params: float = 0.0  # of the vision tower that the checkpoint carries
     tied_embeddings: bool = False
     max_context: int | None = None
-    kept_small: tuple[
-        str, ...
-    ] = ()  # formats whose checkpoints of this model leave attention in 16 bit
+    # formats whose checkpoints of this model leave attention in 16 bit
+    kept_small: tuple[str, ...] = ()
     native_bits: float | None = None  # of a checkpoint that is published quantized (gpt-oss: 4.25)
     estimated: bool = False  # made from parameter counts alone: its widths are guesses
     aliases: tuple[str, ...] = ()
@@ -206,9 +204,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     # parts in 16 bit: embeddings lm_head attention linear_attention shared_experts vision mtp
     kept: tuple[str, ...] = ()
     disk_gb: float | None = None  # 10^9 bytes of its weight files
-    loaded_gib: float | None = (
-        None  # as an engine's log said, without drafts; else the planner counts it
-    )
+    # as an engine's log said, without drafts; else the planner counts it
+    loaded_gib: float | None = None
     mtp: bool = False  # its draft layers are there and can be used
     draft: str | None = None  # a checkpoint that drafts for it
     vision: bool = False

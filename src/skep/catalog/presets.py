@@ -104,9 +104,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     graphs: bool | None = None
     chunked_prefill: bool | None = None
     batched_tokens: AtLeast1 | None = None  # prefill tokens a step; of llama.cpp, the micro-batch
-    batch: AtLeast1 | None = (
-        None  # llama.cpp: tokens that one call of the server holds, taken in micro-batches
-    )
+    # llama.cpp: tokens that one call of the server holds, taken in micro-batches
+    batch: AtLeast1 | None = None
     threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = (
         None  # llama.cpp: CPU threads for prompts
     )
@@ -123,12 +122,10 @@ class EngineOptions(msgspec.Struct, frozen=True):
     custom_all_reduce: bool | None = None
     # llama.cpp over several cards
     split: Literal["layer", "tensor", "row", "none"] | None = None
-    cpu_moe: AtLeast1 | None = (
-        None  # llama.cpp: so many layers keep their experts in system memory
-    )
-    card_shares: tuple[
-        Annotated[float, Meta(gt=0)], ...
-    ] = ()  # of the model, by card, where cards differ
+    # llama.cpp: so many layers keep their experts in system memory
+    cpu_moe: AtLeast1 | None = None
+    # of the model, by card, where cards differ
+    card_shares: tuple[Annotated[float, Meta(gt=0)], ...] = ()
     text_only: bool = False  # the vision tower of the checkpoint is not loaded
     trust_remote_code: bool = False
     reasoning_parser: str | None = None
@@ -176,9 +173,8 @@ class Published(msgspec.Struct, frozen=True):
     ttft_ms: _Figure | None = None
     tpot_ms: _Figure | None = None
     per_task_tok_s: _Figure | None = None
-    runs: str | None = (
-        None  # how often, with which spread: "16 prompts", "hourly over 7 days, median"
-    )
+    # how often, with which spread: "16 prompts", "hourly over 7 days, median"
+    runs: str | None = None
     needs: tuple[str, ...] = ()  # ids of `Need`s without which it does not apply
     note: str | None = None
 

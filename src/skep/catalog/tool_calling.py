@@ -38,9 +38,8 @@ class ToolCalling(msgspec.Struct, frozen=True):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     flags: tuple[str, ...] = ()  # more that the engine takes with it
-    since: str = (
-        ""  # the first release that has both parsers; empty: every one, or it is not known
-    )
+    # the first release that has both parsers; empty: every one, or it is not known
+    since: str = ""
     template: str | None = None  # a chat template without which the model never hears of tools
     why_not: str | None = None  # why agents cannot call tools, in a few words; None: they can
     unreliable: str | None = None  # why calls often fail all the same

@@ -31,24 +31,20 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     confirms: str = ""
     engine: str = ""  # name and version, for those who ask what serves
     simulated: bool = False
-    release_bound_s: float = (
-        30.0  # a slot whose client left is free after so long, whatever the engine says
-    )
+    # a slot whose client left is free after so long, whatever the engine says
+    release_bound_s: float = 30.0
     health_path: str = "/health"
     draining: bool = False  # finishes what it has, gets nothing new
     reserve: int = 0  # slots that only interactive requests may take
-    soft_slots: int | None = (
-        None  # requests at once while anything but batch is there; None: all slots
-    )
+    # requests at once while anything but batch is there; None: all slots
+    soft_slots: int | None = None
     context: int | None = None  # tokens of one sequence; None: not known
     authorization: str = ""  # what the replica wants to read in that header
     own_engine: bool = False  # skep started it: clients may ask for known paths alone
-    setup: Mapping[
-        str, Any
-    ] = {}  # how skep started it: the checkpoint, and what decides about its speed
-    checks: Mapping[
-        str, Any
-    ] = {}  # by name, what agents need of it: a state ("ok", "warning", "unknown") and a text
+    # how skep started it: the checkpoint, and what decides about its speed
+    setup: Mapping[str, Any] = {}
+    # by name, what agents need of it: a state ("ok", "warning", "unknown") and a text
+    checks: Mapping[str, Any] = {}
     modalities: tuple[str, ...] = ("text",)  # what it reads
     preset: str | None = None  # that it was made from
 
@@ -61,12 +57,10 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     max_queue: int = 256  # per model
     max_wait_s: float = 900.0
     attempts: int = 2  # replicas tried per request while nothing has reached its client
-    aging_s: float = (
-        30.0  # a request goes before one of the next higher class that arrived so much later
-    )
-    dead_after_s: float = (
-        60.0  # without a sign of life: what is under way in a replica is taken back
-    )
+    # a request goes before one of the next higher class that arrived so much later
+    aging_s: float = 30.0
+    # without a sign of life: what is under way in a replica is taken back
+    dead_after_s: float = 60.0
 
 
 class Timeouts(msgspec.Struct, frozen=True):
@@ -75,12 +69,10 @@ class Timeouts(msgspec.Struct, frozen=True):
     first_byte_s: float = 1800.0
     idle_s: float = 300.0  # between two bytes of an answer
     total_s: float = 7200.0
-    comment_after_s: float | None = (
-        5.0  # without a byte, a stream that waits gets its head; None: never
-    )
-    late_comment_after_s: float = (
-        240.0  # the same for clients that read status codes and hang up at 300 s
-    )
+    # without a byte, a stream that waits gets its head; None: never
+    comment_after_s: float | None = 5.0
+    # the same for clients that read status codes and hang up at 300 s
+    late_comment_after_s: float = 240.0
     comment_every_s: float = 5.0  # in a stream that waits
 
 
@@ -164,9 +156,8 @@ class GatewaySetup(Struct, frozen=True, tag_field="op", tag="settings"):
     keys: tuple[KeySpec, ...] = ()
     keys_wanted: bool = False
     aliases: Mapping[str, str] = {}
-    strict_models: bool = (
-        False  # an unknown name stands for no model, also where only one is served
-    )
+    # an unknown name stands for no model, also where only one is served
+    strict_models: bool = False
     origins: tuple[str, ...] = ()
     hosts: frozenset[str] | None = None
     tls: TlsFiles | None = None

@@ -205,23 +205,19 @@ class Serve(msgspec.Struct, frozen=True):
     context_tokens: Annotated[int, Meta(extra={"key": "context", "kind": Context})] = (
         DEFAULT_CONTEXT
     )
-    threads: AtLeast1 | None = (
-        None  # None: the cores divided among the replicas; embedded: those that are free
-    )
+    # None: the cores divided among the replicas; embedded: those that are free
+    threads: AtLeast1 | None = None
     engine_port: Port = 0  # of the first replica; the next ones follow. 0: free ones
     extra: tuple[str, ...] = ()
     reserve: AtLeast0 = 0  # slots of each replica for interactive requests only
-    soft_slots: AtLeast1 | None = (
-        None  # requests at once while anything but batch is there; None: all slots
-    )
-    about: Annotated[str, _HIDDEN] = (
-        ""  # for records, where the engine's version does not say what serves
-    )
+    # requests at once while anything but batch is there; None: all slots
+    soft_slots: AtLeast1 | None = None
+    # for records, where the engine's version does not say what serves
+    about: Annotated[str, _HIDDEN] = ""
     checkpoint: str | None = None  # folder, file or hub name; None: the model's own name
     options: EngineOptions = msgspec.field(default_factory=EngineOptions)
-    gpus: tuple[
-        CardNumber, ...
-    ] = ()  # for all replicas, divided among them in this order; empty: chosen where needed
+    # for all replicas, divided among them in this order; empty: chosen where needed
+    gpus: tuple[CardNumber, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the engine's program; None: looked for on PATH
     preset: Annotated[str | None, _HIDDEN] = None  # that it was made from
@@ -289,9 +285,8 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     comment_after_s: Annotated[
         float | None, Meta(extra={"key": "comment_after", "parse": parse_seconds_or_off})
     ] = 5.0
-    strict_models: bool = (
-        False  # an unknown model name is refused, also where only one model is served
-    )
+    # an unknown model name is refused, also where only one model is served
+    strict_models: bool = False
     tls_certificate: str | None = None  # both or none
     tls_key: str | None = None
     store_requests: bool = True
@@ -316,9 +311,8 @@ class CliOverrides(msgspec.Struct, frozen=True):
     They win over the file, also when `skep replica reload` reads the file again.
     """
 
-    folder: str | None = (
-        None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
-    )
+    # where skep was started: `skep.toml` is looked for there, relative paths begin there
+    folder: str | None = None
     config: str | None = None  # the file; None: looked for
     model: str | None = None  # instead of all that the file serves
     served: tuple[Serve, ...] = ()  # likewise, worked out: a preset, or the planner's best
@@ -359,9 +353,8 @@ class Settings(msgspec.Struct, frozen=True):
     drain_s: Annotated[float, _seconds("drain", above=None)] = 30.0
     # None: as long as the slowest of its engines may take
     start_deadline_s: Annotated[float | None, _seconds("start_deadline", above=None)] = None
-    fallback: bool = (
-        False  # an engine that dies is tried again with the remedy, one change at a time
-    )
+    # an engine that dies is tried again with the remedy, one change at a time
+    fallback: bool = False
     max_loaded: AtLeast1 | None = None  # models at once, where some are loaded on demand
     upstream: tuple[Upstream, ...] = ()
     aliases: Mapping[str, str] = {}  # name or pattern to model; the first that fits
