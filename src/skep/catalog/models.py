@@ -154,15 +154,17 @@ def _hint_for_unknown(name: str) -> str:
     """Name full names that are meant perhaps, and the way to plan a model that the catalogue does
     not have.
     """
-    known = spellings(_FILE)
+    names_by_spelling = spellings(_FILE)
     written = model_spellings(name) or (name,)  # a name of signs alone has no spelling
-    typed = next((text for text in (name, *written) if begun_names(text, known)), written[-1])
+    typed = next(
+        (text for text in (name, *written) if begun_names(text, names_by_spelling)), written[-1]
+    )
     squeezed = squeeze(typed)
-    begun = begun_names(typed, known)
+    begun = begun_names(typed, names_by_spelling)
     if len(begun) > _SUGGESTED:
         begun = tuple(sorted(begun, reverse=True))  # the newest of a family first
     begun = tuple(sorted(begun, key=lambda slug: squeeze(slug).startswith(squeezed), reverse=True))
-    names = begun[:_SUGGESTED] or similar_names(written[-1], known)
+    names = begun[:_SUGGESTED] or similar_names(written[-1], names_by_spelling)
     meant = did_you_mean(names, "`skep catalog models` lists them;")
     if len(begun) > _SUGGESTED:
         meant += f" `skep catalog models` lists all {len(begun)};"

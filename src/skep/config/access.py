@@ -37,10 +37,9 @@ class AcceptedKeys:
         `must_read`: raise UserError where the file cannot be read; else there are no keys until it
         can."""
         self._path = path
+        self._own: tuple[KeySpec, ...] = ()
         if own_key:
-            self._own: tuple[KeySpec, ...] = (KeySpec(_OWN_NAME, digest_of(own_key), admin=True),)
-        else:
-            self._own = ()
+            self._own = (KeySpec(_OWN_NAME, digest_of(own_key), admin=True),)
         self._state: _FileState = None
         self._take(())
         if must_read:
@@ -56,12 +55,11 @@ class AcceptedKeys:
     def find(self, given: Iterable[bytes]) -> KeySpec | None:
         """Return the first of the given keys that is accepted."""
         self._refresh()
-        found = (self._ring.find(key) for key in given if len(key) <= LONGEST_KEY)
-        return next((spec for spec in found if spec is not None), None)
+        specs = (self._ring.find(key) for key in given if len(key) <= LONGEST_KEY)
+        return next((spec for spec in specs if spec is not None), None)
 
     def current(self, spec: KeySpec) -> KeySpec | None:
-        """Return what the file says now of a key that was found before; None: it is no longer
-        accepted.
+        """Return what the file says now of a key; None: it is no longer accepted.
 
         Another key of the same name is another key.
         """
@@ -72,9 +70,8 @@ class AcceptedKeys:
         state = _state_of(self._path)
         if state == self._state:
             return
-        self._state = (
-            state  # taken before the file is read: a change in between is seen the next time
-        )
+        # Taken before the file is read: a change in between is seen the next time.
+        self._state = state
         try:
             self._take(read_keys(self._path))
         except UserError as error:
@@ -116,10 +113,10 @@ async def answer_while(
 
 def _state_of(path: Path) -> _FileState:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def host_of(given: str) -> str:

@@ -1,5 +1,4 @@
-"""`keys.toml`: the clients' keys as digests, with their limits. Written by `skep key`, and by
-hand.
+"""`keys.toml`: the clients' keys as digests, with their limits, written by `skep key` and by hand.
 
 Comments and order of a file edited by hand are kept. A change is made under a lock, beside the
 file, and moved into place: readers need no lock, and see the file before or after it.
@@ -96,10 +95,7 @@ class RateLimit:
         self._full_at = float("-inf")
 
     def take(self, now: float) -> float:
-        """0.0: a token was taken.
-
-        Else nothing was, and so many seconds remain until there is one.
-        """
+        """Take a token and return 0.0; else return the seconds until there is one."""
         wait_s = self._full_at - now - (self._burst - 1) * self._interval_s
         if wait_s > _EARLY_S:
             return wait_s
@@ -108,8 +104,9 @@ class RateLimit:
 
 
 class KeyRing:
-    """The keys that open this endpoint, and what each has under way: counted by name, also after a
-    key is removed.
+    """The keys that open this endpoint, and how many requests each has under way.
+
+    They are counted by name, also after a key is removed.
     """
 
     def __init__(self, specs: Sequence[KeySpec] = ()) -> None:
@@ -129,7 +126,7 @@ class KeyRing:
         return self._in_flight.get(name, 0)
 
     def replace(self, specs: Sequence[KeySpec]) -> None:
-        """All keys anew.
+        """Take these keys instead.
 
         What is under way stays counted; a bucket stays as full as it is unless its rate
         changed.
@@ -142,25 +139,25 @@ class KeyRing:
         self._buckets = {}
         for name, spec in self._specs.items():
             if spec.rate is not None:
-                same = name in before and before[name].rate == spec.rate
-                self._buckets[name] = (
-                    old_buckets[name] if same else RateLimit(*parse_rate(spec.rate))
-                )
+                if name in before and before[name].rate == spec.rate:
+                    self._buckets[name] = old_buckets[name]
+                else:
+                    self._buckets[name] = RateLimit(*parse_rate(spec.rate))
 
     def find(self, given: bytes) -> KeySpec | None:
-        """Every digest is compared, also after a match.
+        """Return the key with this text. Every digest is compared, also after a match.
 
-        Where two keys are the same, the later one counts.
+        Where two keys are the same, the later counts.
         """
         digest = hashlib.sha256(given).digest()
-        found = None
+        matched = None
         for stored, spec in self._digests:
             if hmac.compare_digest(stored, digest):
-                found = spec
-        return found
+                matched = spec
+        return matched
 
     def enter(self, name: str, now: float) -> KeyRefusal | None:
-        """None: the request is counted until `leave`. A refused one is not, and takes no token."""
+        """Count a request until `leave`, or return why it is refused: then it takes no token."""
         spec = self._specs.get(name)
         if spec is None:
             return KeyRefusal(RefusalCode.GONE)
@@ -172,7 +169,7 @@ class KeyRing:
         return refusal
 
     def charge(self, name: str, now: float) -> KeyRefusal | None:
-        """A request that counts for the rate alone."""
+        """Count a request for the rate alone."""
         bucket = self._buckets.get(name)
         wait_s = bucket.take(now) if bucket is not None else 0.0
         if wait_s:
@@ -180,7 +177,7 @@ class KeyRing:
         return None
 
     def leave(self, name: str) -> None:
-        """Once for each `enter` that was not refused."""
+        """End a request; called once for each `enter` that was not refused."""
         count = self.in_flight(name)
         assert count > 0, f"`{name}` left more often than it entered"
         if count == 1:
@@ -190,42 +187,40 @@ class KeyRing:
 
 
 def digest_of(key: str) -> str:
-    """As stored: hexadecimal sha256."""
+    """Return a key as it is stored: its hexadecimal sha256."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def class_for(spec: KeySpec | None, asked: str | None) -> str:
-    """A key's class is a ceiling: its client may ask for less, never for more."""
-    own = spec.priority if spec is not None else None
-    if asked is None:
-        return own or Priority.NORMAL.label
-    wanted = asked.strip().lower()
-    if wanted not in PRIORITIES:
-        raise ValueError(f"the priority {asked[:40]!r} is unknown; known: {', '.join(PRIORITIES)}")
-    return max(own or wanted, wanted, key=PRIORITIES.__getitem__)
+def class_for(spec: KeySpec | None, requested: str | None) -> str:
+    """Return the class of a request. A key's class is a ceiling: its client may ask for less."""
+    ceiling = spec.priority if spec is not None else None
+    if requested is None:
+        return ceiling or Priority.NORMAL.label
+    label = requested.strip().lower()
+    if label not in PRIORITIES:
+        raise ValueError(
+            f"the priority {requested[:40]!r} is unknown; known: {', '.join(PRIORITIES)}"
+        )
+    return max(ceiling or label, label, key=PRIORITIES.__getitem__)
 
 
 def given_keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-    """The keys of a request, each once: clients send `Authorization: Bearer`, `x-api-key`
-    (Anthropic's), `api-key` (Azure's), or several of them. Names are lower case, as the server
-    hands them over."""
-    found: list[bytes] = []
+    """Return the keys of a request, each once: clients send `Authorization: Bearer`, `x-api-key`
+    (Anthropic's), `api-key` (Azure's), or several. Names are lower case, as servers have them."""
+    keys: list[bytes] = []
     for name, value in headers:
         if name == b"authorization":
             scheme, *rest = value.split(maxsplit=1) or [b""]
-            if rest and scheme.lower() == b"bearer":
-                key = rest[0].strip()
-            else:
-                key = b""
+            key = rest[0].strip() if rest and scheme.lower() == b"bearer" else b""
         elif name in (b"x-api-key", b"api-key"):
             key = value.strip()
         else:
             continue
-        if key and key not in found:
-            found.append(key)
-            if len(found) == MAX_CANDIDATES:
+        if key and key not in keys:
+            keys.append(key)
+            if len(keys) == MAX_CANDIDATES:
                 break
-    return found
+    return keys
 
 
 _HEADER = """\
@@ -253,10 +248,7 @@ def new_key() -> str:
 
 
 def checked(entry: KeySpec) -> KeySpec:
-    """Return the entry, whether it comes from the file or from the command line.
-
-    Raise where a value is not valid.
-    """
+    """Return the entry of the file or the command line; raise where a value is not valid."""
     name = entry.name
     sha256 = entry.sha256.lower()
     if not _NAME.fullmatch(name):
@@ -299,14 +291,14 @@ def read_keys(path: Path) -> tuple[KeySpec, ...]:
 
 
 def has_keys(settings: Settings, paths: Paths) -> bool:
-    """Whether clients need a key."""
+    """Return whether clients need a key."""
     return settings.gateway.api_key is not None or bool(read_keys(keys_path(paths)))
 
 
 def add_entry(path: Path, entry: KeySpec) -> None:
     with _locked(path) as real:
         text = _read(path)
-        if any(known.name == entry.name for known in _parse(text, path)):
+        if any(existing.name == entry.name for existing in _parse(text, path)):
             hint = f"`skep key remove {entry.name}` first, or choose another name"
             raise UserError(f"there is already a key named `{entry.name}`", hint=hint)
         changed = f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}"
@@ -321,15 +313,17 @@ def remove_entry(path: Path, name: str) -> tuple[KeySpec, ...]:
         entries = _parse(text, path)
         stay = tuple(entry for entry in entries if entry.name != name)
         if len(stay) == len(entries):
-            known = ", ".join(entry.name for entry in entries) or "none"
-            raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
+            names = ", ".join(entry.name for entry in entries) or "none"
+            raise UserError(f"there is no key named {name!r}", hint=f"known: {names}")
         head, *blocks = _BLOCK.split(text)
         if len(blocks) != len(entries):
             raise UserError(
                 f"{path}: not every key begins with a line [[key]]", hint="remove it by hand"
             )
-        kept = [block for block, entry in zip(blocks, entries, strict=True) if entry.name != name]
-        write_whole(real, head + "".join(kept), 0o600)
+        remaining = [
+            block for block, entry in zip(blocks, entries, strict=True) if entry.name != name
+        ]
+        write_whole(real, head + "".join(remaining), 0o600)
         return stay
 
 
@@ -374,8 +368,8 @@ def _check_different(
                 UserError(f"two keys are named `{entry.name}`", hint="rename or delete one")
             )
         elif holder != entry.name:
-            what = f"`{holder}` and `{entry.name}` have the same sha256"
-            problems.add(UserError(what, hint="delete one of them"))
+            text = f"`{holder}` and `{entry.name}` have the same sha256"
+            problems.add(UserError(text, hint="delete one of them"))
         names.add(entry.name)
 
 
@@ -384,10 +378,8 @@ def _block(entry: KeySpec) -> str:
     for name, rule in rules_of(KeySpec).items():
         value = getattr(entry, name)
         if value is not None and value is not False:
-            if isinstance(value, datetime):
-                written = value.isoformat()
-            else:
-                written = json.dumps(value)
+            is_time = isinstance(value, datetime)
+            written = value.isoformat() if is_time else json.dumps(value)
             lines.append(f"{rule.get('key', name)} = {written}")
     return "\n".join(lines) + "\n"
 
@@ -396,10 +388,7 @@ def _block(entry: KeySpec) -> str:
 
 
 def _read(path: Path) -> str:
-    """Read the file.
-
-    Refuse one that other users may write: they could add a key for themselves.
-    """
+    """Return the file's text; raise where other users may write it: they could add a key."""
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & 0o022:

@@ -59,8 +59,8 @@ _REFUSAL = re.compile(r"Expected `(\w++)[^`]*+`(?: (>=|<=|>|matching regex) (.+)
 SLOTS_MATTER = (
     "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
 )
-# Holds the values of a table against each other. It is given them, the table as it is written, and
-# its place.
+# Checks the values of a table against each other. It is given them, the table as it is written,
+# and its place.
 Check = Callable[[Any, Mapping[str, Any], str, Problems], None]
 _NO_CHECKS: Mapping[type, Check] = {}
 _MISSING = {  # what a key that must be there is for
@@ -78,23 +78,24 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 @cache
 def rules_of(kind: type) -> dict[str, dict[str, Any]]:
-    """Return what `msgspec.Meta(extra=...)` says of each field: how it stands in a file.
+    """Return how each field stands in a file, as `msgspec.Meta(extra=...)` says.
 
     `key`: its name there. `kind`: its type there. `parse`: makes the value of a text, and of the
     text at the key `beside`. `hidden`: no file has it."""
     metas = {name: getattr(hint, "__metadata__", ()) for name, hint in hints_of(kind).items()}
-    return {name: found[0].extra or {} if found else {} for name, found in metas.items()}
+    return {name: (meta[0].extra if meta else None) or {} for name, meta in metas.items()}
 
 
 def file_keys(kind: type) -> dict[str, Any]:
     """Return the keys of a table and the types of their values."""
     hints = get_type_hints(kind)
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for name, rule in rules_of(kind).items():
         if not rule.get("hidden"):
-            found[rule.get("key", name)] = str if "parse" in rule else hints[name]
-            found |= {rule["beside"]: str} if "beside" in rule else {}
-    return found
+            keys[rule.get("key", name)] = str if "parse" in rule else hints[name]
+            if "beside" in rule:
+                keys[rule["beside"]] = str
+    return keys
 
 
 def read_table(
@@ -113,15 +114,15 @@ def read_table(
     `docs`: what describes every key. `secret`: values are not shown. `given`: fields that the file
     does not have."""
     reader = _TableReader(docs, secret, checks)
-    found = None
+    settings = None
     with suppress(TooManyProblems):
-        found = reader.table(document, kind, "", **given)
+        settings = reader.table(document, kind, "", **given)
     reader.problems.tell(origin, docs)
-    return found
+    return settings
 
 
 class _TableReader:
-    """Fills any frozen values by the names and types of their fields; msgspec checks each value.
+    """Fills frozen values by the names and types of their fields; msgspec checks each value.
 
     What is wrong is gathered in `problems` and left out of the values.
     """
@@ -133,16 +134,11 @@ class _TableReader:
         self._checks = checks
 
     def table(self, value: Any, kind: Any, place: str, **values: Any) -> Any:
-        """Return None where the table is none, or lacks what must be there."""
+        """Return the table as a frozen value; None where it is none, or lacks a key it needs."""
         if not isinstance(value, dict):
             self.problems.add(self._wrong(place, value, "must be a table"))
             return None
-        known = tuple(file_keys(kind))
-        unknown = [key for key in value if key not in known]
-        for key in unknown:
-            self.problems.add(unknown_key(place, key, known))
-        # And so not also missing.
-        misspelt = {meant for key in unknown for meant in meant_keys(key, known)}
+        misspelt = self._check_keys(value, kind, place)
         inside = f"{place}." if place else ""
         for field in msgspec.structs.fields(kind):
             rule = rules_of(kind)[field.name]
@@ -155,20 +151,29 @@ class _TableReader:
             elif key in value:
                 hint = rule.get("kind", hints_of(kind)[field.name])
                 read = self._gathered(value[key], hint, f"{inside}{key}")
-                values |= {} if read is None else {field.name: read}
+                if read is not None:
+                    values[field.name] = read
             elif field.required and key not in misspelt:
-                error = UserError(
-                    f"`{inside}{key}` is missing", hint=_MISSING.get(key, self._docs)
-                )
-                self.problems.add(error)
+                hint = _MISSING.get(key, self._docs)
+                self.problems.add(UserError(f"`{inside}{key}` is missing", hint=hint))
         if any(
             field.required and field.name not in values for field in msgspec.structs.fields(kind)
         ):
             return None
-        made = kind(**values)
+        record = kind(**values)
         if kind in self._checks:
-            self._checks[kind](made, value, place, self.problems)
-        return made
+            self._checks[kind](record, value, place, self.problems)
+        return record
+
+    def _check_keys(self, table: Mapping[str, Any], kind: Any, place: str) -> set[str]:
+        """Return the keys that unknown ones stand for: they are not missing as well."""
+        known_keys = tuple(file_keys(kind))
+        misspelt: set[str] = set()
+        for key in table:
+            if key not in known_keys:
+                self.problems.add(unknown_key(place, key, known_keys))
+                misspelt.update(meant_keys(key, known_keys))
+        return misspelt
 
     def _parsed(
         self, table: Mapping[str, Any], key: str, rule: Mapping[str, Any], inside: str
@@ -180,7 +185,7 @@ class _TableReader:
         return rule["parse"](*texts, key=re.sub(r"\.\d+\.", ".", f"{inside}{key}"))
 
     def _gathered(self, value: Any, hint: Any, place: str) -> Any:
-        """Return None for what is wrong."""
+        """Return the value as its type has it; None where it is wrong, which is a problem then."""
         try:
             return self._value(value, hint, place)
         except UserError as error:
@@ -188,56 +193,61 @@ class _TableReader:
             return None
 
     def _value(self, value: Any, hint: Any, place: str) -> Any:
-        if get_origin(hint) is Annotated:
-            plain = hint.__origin__
-        else:
-            plain = hint
-        if NoneType in get_args(plain):
-            kind = next(one for one in get_args(plain) if one is not NoneType)
-        else:
-            kind = plain
+        kind = _plain_type(hint)
         origin = get_origin(kind)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             return self.table(value, kind, place)
-        if origin is Mapping or kind == tuple[tuple[str, str], ...]:
-            if not isinstance(value, dict):
-                raise self._wrong(place, value, "must be a table")
-            texts = {key: self._gathered(one, str, f"{place}.{key}") for key, one in value.items()}
-            read = {key: text for key, text in texts.items() if text is not None}
-            if origin is Mapping:
-                return read
-            return tuple(read.items())
+        if origin is Mapping:
+            return self._texts(value, place)
+        if kind == tuple[tuple[str, str], ...]:
+            return tuple(self._texts(value, place).items())
         if origin is tuple:
-            if not isinstance(value, list):
-                raise self._wrong(place, value, "must be a list")
-            item = get_args(kind)[0]
-            items = [
-                self._gathered(one, item, f"{place}.{number}") for number, one in enumerate(value)
-            ]
-            return tuple(item for item in items if item is not None)
+            return self._items(value, get_args(kind)[0], place)
         try:
             read = msgspec.convert(value, hint, builtin_types=(datetime,))
         except msgspec.ValidationError as error:
-            if value == "":
-                words = "must not be empty"
-            else:
-                words = _words(error, get_args(kind))
+            words = "must not be empty" if value == "" else _words(error, get_args(kind))
             raise self._wrong(place, value, words) from None
         if isinstance(read, float) and not math.isfinite(read):
             raise self._wrong(place, value, "must be a number that is not infinite")
         return read
 
+    def _texts(self, value: Any, place: str) -> dict[str, str]:
+        """Return a table of texts, without those that are wrong."""
+        if not isinstance(value, dict):
+            raise self._wrong(place, value, "must be a table")
+        texts = {key: self._gathered(entry, str, f"{place}.{key}") for key, entry in value.items()}
+        return {key: text for key, text in texts.items() if text is not None}
+
+    def _items(self, value: Any, kind: Any, place: str) -> tuple[Any, ...]:
+        """Return a list of values, without those that are wrong."""
+        if not isinstance(value, list):
+            raise self._wrong(place, value, "must be a list")
+        items = [
+            self._gathered(entry, kind, f"{place}.{number}") for number, entry in enumerate(value)
+        ]
+        return tuple(item for item in items if item is not None)
+
     def _wrong(self, place: str, value: Any, words: str) -> UserError:
-        shown = "" if self._secret else f" = {_written(value)}:"
-        return UserError(f"`{place}`{shown} {words}", hint=self._docs)
+        value_words = "" if self._secret else f" = {_written(value)}:"
+        return UserError(f"`{place}`{value_words} {words}", hint=self._docs)
+
+
+def _plain_type(hint: Any) -> Any:
+    """Return a type without its annotation, and without None."""
+    plain = hint.__origin__ if get_origin(hint) is Annotated else hint
+    options = get_args(plain)
+    if NoneType not in options:
+        return plain
+    return next(option for option in options if option is not NoneType)
 
 
 def _words(error: msgspec.ValidationError, options: tuple[str, ...]) -> str:
     """Return what the value must be, as a sentence goes on after it."""
-    found = _REFUSAL.match(str(error))
-    if found is None or isinstance(next(iter(options), None), str):
+    refusal = _REFUSAL.match(str(error))
+    if refusal is None or isinstance(next(iter(options), None), str):
         return f"must be {', '.join(map(repr, options[:-1]))} or {options[-1]!r}"
-    kind, bound, limit = found.groups()
+    kind, bound, limit = refusal.groups()
     if bound is None:
         return f"must be {_KINDS[kind]}"
     if bound in _BOUNDS:
@@ -246,18 +256,17 @@ def _words(error: msgspec.ValidationError, options: tuple[str, ...]) -> str:
 
 
 def _written(value: object) -> str:
-    """Return a value as it stands in a file: `true`, not Python's `True`; of a table or a list,
-    that it is one.
+    """Return a value as it stands in a file: `true`, not Python's `True`; in a word where it is
+    long.
     """
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, dict | list):
-        if isinstance(value, dict):
-            return "a table"
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
         return "a list"
-    if (
-        isinstance(value, int) and value.bit_length() > 256
-    ):  # Python writes no number of thousands of digits
+    # Python writes no number of thousands of digits.
+    if isinstance(value, int) and value.bit_length() > 256:
         return "a number of more than 77 digits"
     return shortened(repr(value), LONGEST_SHOWN)
 
@@ -271,12 +280,12 @@ def make_cluster(address: str, hive: str = "skep") -> Cluster:
             "write `auto` for the cluster of this machine, or the address of its head, such as "
             "10.0.0.1:6379"
         )
-        shown = shortened(address, LONGEST_SHOWN)
-        raise UserError(f"`{shown}` is not the address of a Ray cluster", hint=hint)
+        quoted = shortened(address, LONGEST_SHOWN)
+        raise UserError(f"`{quoted}` is not the address of a Ray cluster", hint=hint)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", hive):
-        shown = shortened(hive, LONGEST_SHOWN)
+        quoted = shortened(hive, LONGEST_SHOWN)
         raise UserError(
-            f"`{shown}` is not a valid deployment name",
+            f"`{quoted}` is not a valid deployment name",
             hint="use letters, digits, dots, dashes: team-a",
         )
     return Cluster(address, hive)
@@ -287,32 +296,31 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
     for name in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             hint = "letters, digits and underscores: OMP_NUM_THREADS"
-            shown = shortened(repr(name), LONGEST_SHOWN)
-            raise UserError(f"`env`: {shown} is not the name of a variable", hint=hint)
+            quoted = shortened(repr(name), LONGEST_SHOWN)
+            raise UserError(f"`env`: {quoted} is not the name of a variable", hint=hint)
     wrong = next((word for word in (*env.values(), *words) if "\0" in word), None)
     if wrong is not None:
-        shown = shortened(repr(wrong), LONGEST_SHOWN)
+        quoted = shortened(repr(wrong), LONGEST_SHOWN)
         raise UserError(
-            f"{shown} contains a NUL character, which skep cannot pass to a program",
+            f"{quoted} contains a NUL character, which skep cannot pass to a program",
             hint="leave it out",
         )
 
 
-def make_upstream(url: str, slots: int, *, name: str = "", **more: Any) -> Upstream:
-    """Return the upstream of a typed URL: `/v1` at its end is dropped, the name is made of host
-    and port.
+def make_upstream(url: str, slots: int, *, name: str = "", **fields: Any) -> Upstream:
+    """Return the upstream of a typed URL, without `/v1` at its end. Its name is of host and port.
 
-    A path before it (`/api/v1` of a cloud) becomes the prefix of every path. `more`: of
+    A path before it (`/api/v1` of a cloud) becomes the prefix of every path. `fields`: of
     `Upstream`."""
     origin, path = parse_url(url, name="upstream")
     if path and not path.endswith("/v1"):
-        shown = shortened(path, LONGEST_SHOWN)
+        quoted = shortened(path, LONGEST_SHOWN)
         hint = (
             f"give the server's address, such as {origin}, or what clients use, such as "
-            f"{origin}{shown}/v1"
+            f"{origin}{quoted}/v1"
         )
         raise UserError(
-            f"upstream `{shortened(url, LONGEST_SHOWN)}` has the path `{shown}`", hint=hint
+            f"upstream `{shortened(url, LONGEST_SHOWN)}` has the path `{quoted}`", hint=hint
         )
     if "@" in urlsplit(url if "://" in url else f"http://{url}").netloc:
         raise UserError(
@@ -320,28 +328,28 @@ def make_upstream(url: str, slots: int, *, name: str = "", **more: Any) -> Upstr
         )
     chosen = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{origin.host}-{origin.port}").strip("-")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen) or chosen in TAKEN_NAMES:
-        shown = shortened(chosen, LONGEST_SHOWN)
+        quoted = shortened(chosen, LONGEST_SHOWN)
         raise UserError(
-            f"`{shown}` is not a valid upstream name",
+            f"`{quoted}` is not a valid upstream name",
             hint="use letters, digits, dots, dashes: box-2",
         )
-    return Upstream(f"{origin}{path.removesuffix('/v1')}", slots, chosen, **more)
+    return Upstream(f"{origin}{path.removesuffix('/v1')}", slots, chosen, **fields)
 
 
 def find_config(path: Path | None, paths: Paths, folder: Path | None = None) -> Path | None:
     """Return the given file, which must exist; else `skep.toml` here or in the configuration
-    folder, or None.
+    folder; else None.
     """
     if path is not None:
         if not path.exists():
             hint = "leave --config out for the embedded model"
             raise UserError(f"the configuration file `{path}` does not exist", hint=hint)
         return path
-    if folder is None:
-        here = Path("skep.toml")
-    else:
-        here = folder / "skep.toml"
-    return next((found for found in (here, paths.config / "skep.toml") if found.exists()), None)
+    local = (folder or Path()) / "skep.toml"
+    return next(
+        (candidate for candidate in (local, paths.config / "skep.toml") if candidate.exists()),
+        None,
+    )
 
 
 def load_settings(
@@ -358,7 +366,9 @@ def settings_with_overrides(
     overrides: CliOverrides, paths: Paths, env: Mapping[str, str]
 ) -> Settings:
     """Return the settings of the file as it is now, with the overrides of the command line."""
-    config, folder = (Path(one) if one else None for one in (overrides.config, overrides.folder))
+    config, folder = (
+        Path(name) if name else None for name in (overrides.config, overrides.folder)
+    )
     return overrides.apply(load_settings(config, paths, env, folder=folder))
 
 
@@ -368,31 +378,35 @@ def parse_settings(
     docs = "docs/configuration.md has an example of every key"
     settings: Settings = read_table(document, Settings, origin, docs, checks=_CHECKS)
     gateway = settings.gateway
-    # a relative path starts at the folder of the file
-    certificate, key = (
-        text and str(folder / Path(text).expanduser())
-        for text in (gateway.tls_certificate, gateway.tls_key)
-    )
+
+    def from_folder(text: str | None) -> str | None:
+        """Return a path, which may be relative to the folder of the file."""
+        return text and str(folder / Path(text).expanduser())
+
     api_key = env.get("SKEP_API_KEY") or None
     tables = document.get("serve", [] if settings.upstream else [{}])
     return replace(
         settings,
-        gateway=replace(gateway, api_key=api_key, tls_certificate=certificate, tls_key=key),
-        serve=tuple(
-            _with_defaults(one, table) for one, table in zip(settings.serve, tables, strict=False)
+        gateway=replace(
+            gateway,
+            api_key=api_key,
+            tls_certificate=from_folder(gateway.tls_certificate),
+            tls_key=from_folder(gateway.tls_key),
         ),
-        upstream=tuple(make_upstream(**msgspec.structs.asdict(one)) for one in settings.upstream),
+        serve=tuple(
+            _with_defaults(serve, table)
+            for serve, table in zip(settings.serve, tables, strict=False)
+        ),
+        upstream=tuple(
+            make_upstream(**msgspec.structs.asdict(upstream)) for upstream in settings.upstream
+        ),
     )
 
 
 def _with_defaults(serve: Serve, table: Mapping[str, Any]) -> Serve:
-    if "context" in table:
-        context = serve.context_tokens
-    else:
-        context = default_context(serve.engine)
-    return replace(
-        serve, context_tokens=context, on_demand=serve.on_demand or serve.idle_unload_s is not None
-    )
+    context = serve.context_tokens if "context" in table else default_context(serve.engine)
+    on_demand = serve.on_demand or serve.idle_unload_s is not None
+    return replace(serve, context_tokens=context, on_demand=on_demand)
 
 
 def _check_settings(
@@ -411,36 +425,29 @@ def _check_serve(serve: Serve, _table: Mapping[str, Any], _place: str, problems:
         with problems.gathered():
             parse_bytes(serve.room, key="serve.room")
     if serve.pinned and (serve.on_demand or serve.idle_unload_s is not None):
-        if serve.idle_unload_s is not None:
-            other = "idle_unload"
-        else:
-            other = "on_demand"
-        what = f"`pinned` and `{other}` of `{serve.model}` contradict each other"
-        problems.add(UserError(what, hint="leave one out"))
+        key = "idle_unload" if serve.idle_unload_s is not None else "on_demand"
+        text = f"`pinned` and `{key}` of `{serve.model}` contradict each other"
+        problems.add(UserError(text, hint="leave one out"))
 
 
 def _check_gateway(
     gateway: GatewaySettings, table: Mapping[str, Any], _place: str, problems: Problems
 ) -> None:
-    if ("tls_certificate" in table) != ("tls_key" in table):
-        both = ("tls_certificate", "tls_key")
-        given, missing = both if "tls_certificate" in table else reversed(both)
-        problems.add(
-            UserError(
-                f"`gateway.{given}` is set without `gateway.{missing}`",
-                hint="TLS needs both files",
-            )
-        )
+    for given, missing in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
+        if given in table and missing not in table:
+            text = f"`gateway.{given}` is set without `gateway.{missing}`"
+            problems.add(UserError(text, hint="TLS needs both files"))
     for text in gateway.cors_origins:
         if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
             hint = (
                 'scheme, host and port without a path, such as "http://localhost:3000"; "*" '
                 "allows every web page"
             )
-            shown = shortened(text, LONGEST_SHOWN)
+            quoted = shortened(text, LONGEST_SHOWN)
             problems.add(
                 UserError(
-                    f"`gateway.cors_origins`: `{shown}` is not the origin of a web page", hint=hint
+                    f"`gateway.cors_origins`: `{quoted}` is not the origin of a web page",
+                    hint=hint,
                 )
             )
 
@@ -473,8 +480,8 @@ def _check_monitor(
     with problems.gathered():
         check_command(monitor.command)
     if monitor.webhook is not None and monitor.webhook_env is not None:
-        what = "`monitor.webhook` and `monitor.webhook_env` cannot be combined"
-        problems.add(UserError(what, hint="leave one out"))
+        text = "`monitor.webhook` and `monitor.webhook_env` cannot be combined"
+        problems.add(UserError(text, hint="leave one out"))
     if monitor.webhook is not None:
         with problems.gathered():
             check_webhook(monitor.webhook, monitor.webhook_shape, name="`monitor.webhook`")
@@ -515,8 +522,7 @@ def read_text_file(path: Path, encoding: str = "utf-8") -> str:
 
 
 def parse_toml(text: str, *, secret: bool = False) -> dict[str, Any]:
-    """Return the document. Raise ValueError, in one line, for what is none: also where Python's
-    reader gives up.
+    """Return the document. Raise ValueError of one line for what is none, or too deep to be read.
 
     `secret`: values are not shown.
     """
@@ -531,20 +537,17 @@ def parse_toml(text: str, *, secret: bool = False) -> dict[str, Any]:
 
 
 def check_printed(document: Mapping[str, Any]) -> None:
-    """Raise for a text or a key with a character that is an order to a terminal, or that hides
-    others.
-    """
+    """Raise for a text or a key with a character that commands a terminal or hides others."""
     for place, text in _texts_in(document):
         if text.isprintable():
-            order = None
-        else:
-            order = next(filter(_is_order, text), None)
+            continue
+        order = next(filter(_is_order, text), None)
         if order is not None:
-            what = (
+            message = (
                 f"{shortened(place, LONGEST_SHOWN)} contains the character U+{ord(order):04X}, "
                 "which is not printed"
             )
-            raise UserError(what, hint="delete it")
+            raise UserError(message, hint="delete it")
 
 
 def _texts_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -552,16 +555,16 @@ def _texts_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
     Without recursion: dotted keys nest as deep as a line is long.
     """
-    left: list[tuple[str, Any]] = [("", document)]
-    while left:
-        place, value = left.pop()
+    remaining: list[tuple[str, Any]] = [("", document)]
+    while remaining:
+        place, value = remaining.pop()
         if isinstance(value, str):
             yield f"`{place}`", value
         elif isinstance(value, list):
-            left += [(f"{place}.{number}", item) for number, item in enumerate(value)]
+            remaining += [(f"{place}.{number}", item) for number, item in enumerate(value)]
         elif isinstance(value, dict):
             yield from (("a key", key) for key in value)
-            left += [
+            remaining += [
                 (shortened(f"{place}.{key}" if place else key, LONGEST_SHOWN), item)
                 for key, item in value.items()
             ]
@@ -578,10 +581,7 @@ def _longest_number(text: str, *, secret: bool) -> str | None:
     for number, line in enumerate(text.split("\n"), 1):
         if _MANY_DIGITS.search(line):
             key, _, value = line.partition("=")
-            if secret:
-                shown = ""
-            else:
-                shown = f" = {shortened(value.strip(), LONGEST_SHOWN)}"
+            value_words = "" if secret else f" = {shortened(value.strip(), LONGEST_SHOWN)}"
             named = shortened(key.strip(), LONGEST_SHOWN)
-            return f"line {number}: `{named}`{shown}: the number has too many digits"
+            return f"line {number}: `{named}`{value_words}: the number has too many digits"
     return None

@@ -1,10 +1,10 @@
-"""Presets as TOML files named like the preset, shipped ones and one's own, which win."""
+"""Presets as TOML files named like the preset: shipped ones and the user's own, which win."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date as Day  # noqa: N812 - `date` is a key here
 from difflib import get_close_matches
 from functools import lru_cache
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of, model_engines
 from skep.catalog.models import Geometry, find_geometry, geometry
 from skep.catalog.names import did_you_mean, recipe_texts, similar_names, squeeze
 from skep.catalog.presets import NO_CARDS, Draft, Preset, own_flag, own_name
@@ -42,14 +43,12 @@ _ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _LONGEST_TOLD = 300  # characters of what is wrong, and of what to do: names in them are the file's
 _HINT = "docs/presets.md has every key"
-ENGINES = ("vllm", "sglang", "llamacpp", "ollama", "embedded")
-_GGUF = ("llamacpp", "ollama", "embedded")
 # of flags and variables that give a model a longer context than it was made with
 _STRETCHED = ("rope", "yarn", "hf-overrides", "long-max-model-len")
 
 
 class PresetFolder(msgspec.Struct, frozen=True):
-    """A folder's presets by name, and what is wrong with the files that are none."""
+    """A folder's presets by name, and the errors of the files that are none."""
 
     presets: Mapping[str, Preset] = {}
     broken: tuple[UserError, ...] = ()
@@ -60,7 +59,7 @@ def presets_folder(paths: Paths) -> Path:
 
 
 def shipped_preset(name: str) -> Preset | None:
-    """Return one of them without reading the others."""
+    """Return a shipped preset without reading the others."""
     if name in recipe_texts():
         return _shipped(name)
     return None
@@ -72,7 +71,7 @@ def shipped_presets() -> dict[str, Preset]:
 
 
 def read_presets(folder: Path) -> PresetFolder:
-    """One's own. A broken file hides no other one; a folder that is not there is an empty one."""
+    """Return the presets of a folder. A broken file hides no other; no folder is an empty one."""
     presets: dict[str, Preset] = {}
     broken: list[UserError] = []
     for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
@@ -84,17 +83,17 @@ def read_presets(folder: Path) -> PresetFolder:
 
 
 def all_presets(folder: Path) -> dict[str, Preset]:
-    """Shipped and one's own that can be read, by name."""
+    """Return shipped presets and the user's own that can be read, by name."""
     return dict(sorted({**shipped_presets(), **read_presets(folder).presets}.items()))
 
 
 def find_preset(name: str, folder: Path) -> Preset | None:
-    """Looks at no other file: a broken one elsewhere does not matter here."""
+    """Return a preset by its name; None: there is none. No other file is read, broken or not."""
     if not _NAME.fullmatch(name):
         return None
-    own = folder / f"{name}.toml"
-    if own.is_file():
-        return read_preset(own)
+    path = folder / f"{name}.toml"
+    if path.is_file():
+        return read_preset(path)
     if name in recipe_texts():
         return _shipped(name)
     return None
@@ -103,22 +102,21 @@ def find_preset(name: str, folder: Path) -> Preset | None:
 def preset(name: str, folder: Path) -> Preset:
     preset = find_preset(name, folder)
     if preset is None:
-        if folder.is_dir():
-            own: Iterable[str] = (path.stem for path in folder.glob("*.toml"))
-        else:
-            own = ()
-        names = {squeeze(known): known for known in (*recipe_texts(), *own)}
+        user_names = [path.stem for path in folder.glob("*.toml")] if folder.is_dir() else []
+        names = {
+            squeeze(preset_name): preset_name for preset_name in (*recipe_texts(), *user_names)
+        }
         hint = did_you_mean(similar_names(name, names), "`skep presets` lists them")
         raise UserError(f"no preset is called `{name}`", hint=hint)
     return preset
 
 
 def preset_text(name: str, folder: Path) -> str:
-    """Return the file as it is written, one's own or shipped."""
-    found = preset(name, folder)
-    if found.origin == SHIPPED:
+    """Return the file as it is written, the user's own or shipped."""
+    named_preset = preset(name, folder)
+    if named_preset.origin == SHIPPED:
         return recipe_texts()[name]
-    return Path(found.origin).read_text(encoding=_ENCODING)
+    return Path(named_preset.origin).read_text(encoding=_ENCODING)
 
 
 def read_preset(path: Path) -> Preset:
@@ -162,49 +160,36 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
 
 
 def _check_preset(
-    found: Preset, _table: Mapping[str, Any], _place: str, problems: Problems
+    preset: Preset, _table: Mapping[str, Any], _place: str, problems: Problems
 ) -> None:
     with problems.gathered():
-        check_words(dict(found.env), *found.extra, found.checkpoint)
-    for error in contradictions(found):
+        check_words(dict(preset.env), *preset.extra, preset.checkpoint)
+    for error in contradictions(preset):
         hint = shortened(error.hint or "", _LONGEST_TOLD) or None
         problems.add(UserError(shortened(error.message, _LONGEST_TOLD), hint=hint))
 
 
-def serve_of(wanted: Preset) -> Serve:
-    """Return what it is when it is served. Its cards are chosen where it does not name them."""
+def serve_of(preset: Preset) -> Serve:
+    """Return a preset as a table to serve. Cards are chosen where it does not name them."""
     alike = (
-        "engine",
-        "replicas",
-        "slots",
-        "threads",
-        "extra",
-        "reserve",
-        "checkpoint",
-        "options",
-        "gpus",
-        "env",
-    )
-    context = wanted.context_tokens or _usual_context(wanted)
-    own = {name: getattr(wanted, name) for name in alike}
-    return Serve(model=wanted.served_as, context_tokens=context, preset=wanted.name, **own)
+        "engine", "replicas", "slots", "threads", "extra", "reserve", "checkpoint", "options",
+        "gpus", "env",
+    )  # fmt: skip
+    context = preset.context_tokens or _usual_context(preset)
+    fields = {name: getattr(preset, name) for name in alike}
+    return Serve(model=preset.served_as, context_tokens=context, preset=preset.name, **fields)
 
 
-def _usual_context(wanted: Preset) -> int:
-    """A model's whole context seldom fits beside its weights: enough for the figures, and for a
-    task.
-    """
-    if wanted.engine in OWN_ENGINES:
-        return default_context(wanted.engine)
+def _usual_context(preset: Preset) -> int:
+    """Return enough for the figures and for a task: a model's whole context seldom fits."""
+    if preset.engine in OWN_ENGINES:
+        return default_context(preset.engine)
     lengths = [
-        (figure.input_tokens or 0) + (figure.output_tokens or 0) for figure in wanted.published
+        (figure.input_tokens or 0) + (figure.output_tokens or 0) for figure in preset.published
     ]
-    model = find_geometry(wanted.model)
-    if model is not None and model.max_context:
-        most = model.max_context
-    else:
-        most = USUAL_CONTEXT
-    return min(most, max(USUAL_CONTEXT, *lengths, 0))
+    model = find_geometry(preset.model)
+    max_context = (model.max_context if model is not None else None) or USUAL_CONTEXT
+    return min(max_context, max(USUAL_CONTEXT, *lengths, 0))
 
 
 @lru_cache(maxsize=128)
@@ -216,40 +201,34 @@ def _shipped(name: str) -> Preset:
 
 
 def contradictions(preset: Preset) -> list[UserError]:
-    """Return all of them, those of names first: what rests on an unknown model or card is not
-    looked at.
-    """
-    return [UserError(what, hint=instead) for what, instead in _contradictions(preset)]
+    """Return all of them, those of names first. What rests on an unknown name is not checked."""
+    return [UserError(message, hint=instead) for message, instead in _contradictions(preset)]
 
 
 def _contradictions(preset: Preset) -> Iterator[tuple[str, str | None]]:
     if preset.reserve >= preset.slots:
-        what = f"`reserve` = {preset.reserve} of {preset.slots} slots leaves none for the others"
-        yield what, f"at most {preset.slots - 1}"
-    if preset.engine not in ENGINES:
-        near = get_close_matches(preset.engine.casefold(), ENGINES, n=1)
-        yield (
-            f"no engine is called `{preset.engine}`",
-            did_you_mean(near, f"known: {', '.join(ENGINES)}"),
-        )
-    if own := own_flag(preset.engine, preset.extra):
-        yield f"`extra` has {own[0]}, which skep sets itself", own[1]
+        text = f"`reserve` = {preset.reserve} of {preset.slots} slots leaves none for the others"
+        yield text, f"at most {preset.slots - 1}"
+    engines = model_engines()
+    if preset.engine not in engines:
+        near = get_close_matches(preset.engine.casefold(), engines, n=1)
+        hint = did_you_mean(near, f"known: {', '.join(engines)}")
+        yield f"no engine is called `{preset.engine}`", hint
+    if refused := own_flag(preset.engine, preset.extra):
+        yield f"`extra` has {refused[0]}, which skep sets itself", refused[1]
     try:
         model = geometry(preset.model)
     except UserError as error:  # what the catalogue has not is called as its checkpoint is
-        own_id = own_name(preset.checkpoint)
-        if preset.model.casefold() != own_id:
+        id_of_checkpoint = own_name(preset.checkpoint)
+        if preset.model.casefold() != id_of_checkpoint:
             yield (
                 error.message,
-                f"{error.hint}; for a model that is not in the catalogue, `{own_id}`",
+                f"{error.hint}; for a model that is not in the catalogue, `{id_of_checkpoint}`",
             )
     else:
         yield from _of_model(preset, model)
     try:
-        if preset.hardware == NO_CARDS:
-            rig = Rig(())
-        else:
-            rig = parse_rig(preset.hardware)
+        rig = Rig(()) if preset.hardware == NO_CARDS else parse_rig(preset.hardware)
     except UserError as error:
         yield error.message.replace("--gpu ", "`hardware` = "), error.hint
         return
@@ -265,47 +244,42 @@ def _of_model(preset: Preset, model: Geometry) -> Iterator[tuple[str, str]]:
     options = preset.options
     if options.ep and not model.is_moe:
         yield f"{model.id} is dense: `ep` has no experts to spread", "leave `ep` out"
-    if (
-        options.tp > 1
-        and preset.engine not in _GGUF
-        and options.tp not in (rungs := valid_rungs(model))
-    ):
-        what = (
-            f"`tp` = {options.tp} does not divide the heads of {model.id} ({model.heads} of "
-            "attention)"
-        )
-        yield what, f"valid: {', '.join(map(str, rungs))}"
-    context_tokens = preset.context_tokens
-    max_context = model.max_context
-    told = (
-        " ".join((*preset.extra, *(name for name, _ in preset.env))).casefold().replace("_", "-")
-    )
-    if (
-        context_tokens is not None
-        and max_context
-        and context_tokens > max_context
-        and not any(word in told for word in _STRETCHED)
-    ):
-        hint = "lower it, or put the engine's flags that stretch it (rope, yarn) into `extra`"
-        yield (
-            f"`context` = {context_tokens} is beyond the {max_context} tokens of {model.id}",
-            hint,
-        )
+    if options.tp > 1 and not kind_of(preset.engine).reads_gguf:
+        rungs = valid_rungs(model)
+        if options.tp not in rungs:
+            heads = f"the heads of {model.id} ({model.heads} of attention)"
+            text = f"`tp` = {options.tp} does not divide {heads}"
+            yield text, f"valid: {', '.join(map(str, rungs))}"
+    if preset.context_tokens is not None and model.max_context:
+        is_beyond = preset.context_tokens > model.max_context
+        if is_beyond and not _stretches_context(preset):
+            hint = "lower it, or put the engine's flags that stretch it (rope, yarn) into `extra`"
+            limit = f"the {model.max_context} tokens of {model.id}"
+            yield f"`context` = {preset.context_tokens} is beyond {limit}", hint
+
+
+def _stretches_context(preset: Preset) -> bool:
+    """Return whether its flags or variables give the model a longer context."""
+    names = (*preset.extra, *(name for name, _ in preset.env))
+    text = " ".join(names).casefold().replace("_", "-")
+    return any(word in text for word in _STRETCHED)
 
 
 def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
     options = preset.options
-    there = len(rig.cards)
-    wanted = preset.replicas * options.cards
-    if not there:
+    present = len(rig.cards)
+    needed = preset.replicas * options.cards
+    if not present:
         if options.cards > 1 or preset.gpus:
             key = "gpus" if preset.gpus else "options"
             yield f"`hardware` = `cpu` has no cards for `{key}`", "name them, or leave it out"
         return
-    if wanted > there:
-        has = f"`hardware` = `{preset.hardware}` has {there} {'card' if there == 1 else 'cards'}"
+    if needed > present:
+        has = (
+            f"`hardware` = `{preset.hardware}` has {present} {'card' if present == 1 else 'cards'}"
+        )
         yield (
-            f"replicas x tp x pp x dp = {wanted} cards, {has}",
+            f"replicas x tp x pp x dp = {needed} cards, {has}",
             "name all cards in `hardware`, or ask for fewer",
         )
 
@@ -314,50 +288,47 @@ def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
 
 
 def preset_toml(preset: Preset) -> str:
-    """Return a file that is read back as this preset (but for name and origin), without what goes
-    without saying.
+    """Return a file that is read back as this preset (but for name and origin), without values
+    that a field has by default.
     """
-    told = _told(preset)
+    stated = _stated(preset)
     if preset.served_as == preset.model:
-        del told["served_as"]
-    inner = {key: told.pop(key) for key in ("options", "env", "container") if key in told}
-    several = {key: told.pop(key) for key in ("need", "published") if key in told}
+        del stated["served_as"]
+    inner = {key: stated.pop(key) for key in ("options", "env", "container") if key in stated}
+    several = {key: stated.pop(key) for key in ("need", "published") if key in stated}
     parts = [
-        _table("", told),
+        _table("", stated),
         *(_table(f"[{key}]", table) for key, table in inner.items() if table),
     ]
     parts += [_table(f"[[{key}]]", table) for key, tables in several.items() for table in tables]
     return "\n".join(parts)
 
 
-def _told(value: Any) -> dict[str, Any]:
-    """Return what was said, under its keys: a value that its field has by itself needs no line."""
-    found: dict[str, Any] = {}
+def _stated(value: Any) -> dict[str, Any]:
+    """Return the values under their keys, without those that a field has by default."""
+    stated: dict[str, Any] = {}
     kind: type = type(value)
     rules = rules_of(kind)
     for field in msgspec.structs.fields(value):
         rule = rules[field.name]
+        key = rule.get("key", field.name)
         inner = getattr(value, field.name)
-        if "hidden" in rule or inner == (
-            None if field.default is msgspec.NODEFAULT else field.default
-        ):
+        default = None if field.default is msgspec.NODEFAULT else field.default
+        if "hidden" in rule or inner == default:
             continue
-        if isinstance(inner, Draft):  # two texts: how it stands in a file
-            found |= {"speculation": str(inner)} | (
-                {"draft_model": inner.model} if inner.model is not None else {}
-            )
+        if isinstance(inner, Draft):  # two texts in a file
+            stated["speculation"] = str(inner)
+            if inner.model is not None:
+                stated["draft_model"] = inner.model
         elif isinstance(inner, msgspec.Struct):
-            found[rule.get("key", field.name)] = _told(inner)
+            stated[key] = _stated(inner)
         elif field.name == "env":
-            found["env"] = dict(inner)
+            stated["env"] = dict(inner)
+        elif isinstance(inner, tuple) and inner and isinstance(inner[0], msgspec.Struct):
+            stated[key] = [_stated(table) for table in inner]
         else:
-            several = (
-                isinstance(inner, tuple) and bool(inner) and isinstance(inner[0], msgspec.Struct)
-            )
-            found[rule.get("key", field.name)] = (
-                [_told(each) for each in inner] if several else inner
-            )
-    return found
+            stated[key] = inner
+    return stated
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
@@ -369,9 +340,11 @@ def _table(head: str, values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A text, number or truth of JSON is one of TOML, but for the DEL that only TOML forbids."""
+    """Return a value as TOML writes it: as JSON does, but for the DEL that only TOML forbids."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {_value(one)}" for name, one in value.items()) + " }"
+        return (
+            "{ " + ", ".join(f"{name} = {_value(entry)}" for name, entry in value.items()) + " }"
+        )
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

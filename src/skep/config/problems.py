@@ -51,8 +51,7 @@ class Problems:
             self.add(error)
 
     def tell(self, origin: str, docs: str) -> None:
-        """Raise UserError where there are any. One stands in one line, each of several in a line
-        of its own.
+        """Raise UserError where there are any: a single one as it is, several in a line each.
 
         `docs`: what describes every key, the hint where there are several.
         """
@@ -65,26 +64,25 @@ class Problems:
         if len(self._errors) > _MOST_TOLD:
             lines.append(f"and {len(self._errors) - _MOST_TOLD} more")
         listed = "".join(f"\n  {line}" for line in lines)
+        count = str(len(self._errors))
         if len(self._errors) >= _MOST_FOUND:
             count = f"at least {_MOST_FOUND:,}"
-        else:
-            count = str(len(self._errors))
         raise UserError(f"{origin}: {count} keys or values are wrong:{listed}", hint=docs)
 
 
-def unknown_key(place: str, key: str, known: Sequence[str]) -> UserError:
-    """`place`: of its table, empty for the whole file. `known`: the keys of that table."""
+def unknown_key(place: str, key: str, known_keys: Sequence[str]) -> UserError:
+    """Return what is wrong with a key. `place`: of its table; empty: the whole file."""
     named = one_line(f"{place}.{key}" if place else key, LONGEST_SHOWN)
     instead = _removed_keys().get(re.sub(r"\.\d+$", "", place), {}).get(key)
     if instead is not None:
         return UserError(f"`{named}` was removed", hint=instead)
-    hint = did_you_mean(meant_keys(key, known), f"known here: {', '.join(known)}")
+    hint = did_you_mean(meant_keys(key, known_keys), f"known here: {', '.join(known_keys)}")
     return UserError(f"`{named}` is an unknown key", hint=hint)
 
 
-def meant_keys(key: str, known: Sequence[str]) -> list[str]:
+def meant_keys(key: str, known_keys: Sequence[str]) -> list[str]:
     """Return the key that a misspelt one stands for, where one is like it."""
-    return difflib.get_close_matches(key[:LONGEST_SHOWN], known, n=1)
+    return difflib.get_close_matches(key[:LONGEST_SHOWN], known_keys, n=1)
 
 
 def _line(error: UserError, docs: str) -> str:

@@ -71,37 +71,38 @@ def parse_rig(text: str, link: str | None = None) -> Rig:
 
 
 def find_rig(text: str, link: str | None = None) -> ResolvedRig:
-    """`link`: `nvlink` or `pcie` for all pairs."""
+    """Return a rig as it is written. `link`: `nvlink` or `pcie` for all pairs."""
     names, _, links = text.partition(":")
     cards: list[Device] = []
     prices: list[float | None] = []
     notes: list[str] = []
-    for name, count, at in rig_parts(names):
+    for name, count, price in rig_parts(names):
         if not name or count < 1:
-            raise UserError(
-                f"--gpu `{text}` {'has no cards' if name else 'names no card'}", hint=_HINT
-            )
-        found = device(name)
+            lacks = "has no cards" if name else "names no card"
+            raise UserError(f"--gpu `{text}` {lacks}", hint=_HINT)
+        card = device(name)
         if others := other_matches(name):
-            notes.append(f"`{name}` is taken as {found.id}; there is also {', '.join(others)}")
+            notes.append(f"`{name}` is taken as {card.id}; there is also {', '.join(others)}")
         if len(cards) + count > MOST_CARDS:
             raise UserError(
                 f"--gpu `{text}` has {len(cards) + count} cards",
                 hint=f"a rig has at most {MOST_CARDS}",
             )
-        cards += [found] * count
-        prices += [None if at is None else _price(at, text)] * count
-    if all(p is not None for p in prices):
-        total = sum(p for p in prices if p is not None)
-    else:
-        total = None
-    rig = Rig(tuple(cards), usual_link(cards), title=_title(cards), price=total)
+        cards += [card] * count
+        prices += [None if price is None else _price(price, text)] * count
+    rig = Rig(tuple(cards), usual_link(cards), title=_title(cards), price=_total(prices))
     rig = _with_links(_with_links(rig, link or ""), links)
-    if of_machines(rig) and link is None and not links.strip() and rig.default_link is not None:
-        notes.append(
-            f"{rig.title} is {len(cards)} machines, taken as joined by a {rig.default_link.title}"
-        )
+    has_links = link is not None or bool(links.strip())
+    if of_machines(rig) and not has_links and rig.default_link is not None:
+        joined = f"taken as joined by a {rig.default_link.title}"
+        notes.append(f"{rig.title} is {len(cards)} machines, {joined}")
     return ResolvedRig(rig, tuple(dict.fromkeys(notes)))
+
+
+def _total(prices: Sequence[float | None]) -> float | None:
+    """Return the sum; None where a price is not known."""
+    known_prices = [price for price in prices if price is not None]
+    return sum(known_prices) if len(known_prices) == len(prices) else None
 
 
 def _title(cards: Sequence[Device]) -> str:
@@ -111,38 +112,45 @@ def _title(cards: Sequence[Device]) -> str:
 
 def _with_links(rig: Rig, words: str) -> Rig:
     """Apply `pcie4x8, nvlink(0-1,2-3)`: words about all pairs, then those about single ones."""
-    told: list[tuple[str, str | None]] = []
+    link_words: list[tuple[str, str | None]] = []
     place = 0
     while place < len(words.rstrip()):
         match = _LINK.match(words, place)
         if match is None:
             raise UserError(f"the link `{words[place:].strip()}` is not understood", hint=_HINT)
-        told.append((match[1].lower(), match[2]))
+        link_words.append((match[1].lower(), match[2]))
         place = match.end()
-    for word, pairs in sorted(told, key=lambda one: one[1] is not None):
+    for word, pairs in sorted(link_words, key=lambda link: link[1] is not None):
         rig = _linked(rig, word, pairs)
     return rig
 
 
 def _linked(rig: Rig, word: str, members: str | None) -> Rig:
+    """Return the rig with one link. `members`: the pairs that it joins; None: every pair that
+    can have it.
+    """
     count = len(rig.cards)
-    everybody = chosen = [*combinations(range(count), 2)]
+    all_pairs = [*combinations(range(count), 2)]
+    chosen = all_pairs
     if members is not None:
         chosen = [_pair(member, count) for member in members.split(",")]
-    elif word == "nvlink" and any(
-        c.nvlink_gbs and default_link(c).kind != "nvlink" for c in rig.cards
-    ):
-        # NVLink that is not the board's own joins two cards.
+    elif word == "nvlink" and any(_has_bridge(card) for card in rig.cards):
         chosen = [(a, a + 1) for a in range(0, count - 1, 2)]
-    made = {pair: _make(word, rig, *pair) for pair in chosen or [(0, 0)]}
-    if chosen == everybody and len(set(made.values())) == 1:
-        return replace(rig, default_link=next(iter(made.values())), pairs=())
-    pairs = {(a, b): link for a, b, link in rig.pairs} | {pair: made[pair] for pair in chosen}
+    links = {pair: _make(word, rig, *pair) for pair in chosen or [(0, 0)]}
+    if chosen == all_pairs and len(set(links.values())) == 1:
+        return replace(rig, default_link=next(iter(links.values())), pairs=())
+    pairs = {(a, b): link for a, b, link in rig.pairs}
+    pairs |= {pair: links[pair] for pair in chosen}
     return replace(rig, pairs=tuple((a, b, link) for (a, b), link in sorted(pairs.items())))
 
 
+def _has_bridge(card: Device) -> bool:
+    """Return whether its NVLink is not the board's own: it joins two cards."""
+    return bool(card.nvlink_gbs) and default_link(card).kind != "nvlink"
+
+
 def _pair(member: str, count: int) -> tuple[int, int]:
-    """`0-1`."""
+    """Parse `0-1`."""
     match = _PAIR.fullmatch(member)
     first, second = sorted((int(match[1]), int(match[2]))) if match else (0, 0)
     if first == second or second >= count:
@@ -154,30 +162,31 @@ def _pair(member: str, count: int) -> tuple[int, int]:
 
 
 def _make(word: str, rig: Rig, a: int, b: int) -> CardLink:
+    """Return the link that a word stands for, between two cards of the rig."""
     cards = (rig.cards[a], rig.cards[b])
     old = rig.link(a, b) or usual_link(cards)
     if word == "nvlink":
-        lacking = next((card for card in cards if not card.nvlink_gbs), None)
-        if lacking is not None:
-            raise UserError(f"{lacking.id} has no NVLink", hint="--link pcie, or leave --link out")
-        return CardLink(
-            "nvlink", min(card.nvlink_gbs or 0.0 for card in cards), p2p=True, title="NVLink"
-        )
+        return _nvlink(cards)
     if word == "p2p":
         return replace(old, p2p=True)
     match = _PCIE.fullmatch(word)
     if match is None:
         raise UserError(f"`{word}` is not a link", hint=_LINK_HINT)
-    if old.kind == "pcie":
-        p2p = old.p2p
-    else:
+    p2p = old.p2p
+    if old.kind != "pcie":
         p2p = not any(is_geforce(card) for card in cards)
-    slot = min((card.pcie or "4.0 x16" for card in cards), key=pcie_gbs)
+    written = f"{match[1] or '4'}.0 x{match[2] or '16'}"
     if word == "pcie":
-        written = slot
-    else:
-        written = f"{match[1] or '4'}.0 x{match[2] or '16'}"
+        written = min((card.pcie or "4.0 x16" for card in cards), key=pcie_gbs)
     return CardLink("pcie", pcie_gbs(written), p2p=p2p, title=f"PCIe {written}")
+
+
+def _nvlink(cards: Sequence[Device]) -> CardLink:
+    lacking = next((card for card in cards if not card.nvlink_gbs), None)
+    if lacking is not None:
+        raise UserError(f"{lacking.id} has no NVLink", hint="--link pcie, or leave --link out")
+    speed_gbs = min(card.nvlink_gbs or 0.0 for card in cards)
+    return CardLink("nvlink", speed_gbs, p2p=True, title="NVLink")
 
 
 def _price(text: str, whole: str) -> float:
@@ -193,15 +202,14 @@ def _price(text: str, whole: str) -> float:
 
 
 def rig_of_host(facts: HostFacts, link: str | None = None) -> ResolvedRig:
-    """This machine's cards.
-
-    One that is not known by name stands in for by its nearest relative, which is said.
+    """Return this machine's cards. The nearest relative stands in for one that is not known by
+    name; a note says so.
     """
     if not facts.gpus:
         raise UserError("no GPU was found on this machine", hint='name one: --gpu "2x rtx-3090"')
-    found = [_host_card(gpu) for gpu in facts.gpus]
-    cards = [card for card, _ in found]
-    notes = [note for _, note in found if note]
+    described = [_host_card(gpu) for gpu in facts.gpus]
+    cards = [card for card, _ in described]
+    notes = [note for _, note in described if note]
     pairs = [
         (a, b, _host_link(kind, facts.gpus[a], facts.gpus[b], cards[a], cards[b]))
         for a, b, kind in facts.links
@@ -215,49 +223,53 @@ def rig_of_host(facts: HostFacts, link: str | None = None) -> ResolvedRig:
 
 
 def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
-    if gpu.memory_bytes is None:
-        memory = None
-    else:
-        memory = gpu.memory_bytes / GIB
-    found = find_device(gpu.name) or (
-        find_device(f"{gpu.name} {round(memory)}GB") if memory else None
-    )
-    if found is not None:
-        if memory is None or abs(memory / found.memory_gib - 1) <= 0.06:
-            return found, None
-        return dataclasses.replace(
-            found, memory_gib=round(memory, 1)
-        ), f"{gpu.name} has {memory:.1f} GiB here"
-    if gpu.compute_capability:
-        cc = float(gpu.compute_capability)
-    else:
-        cc = None
+    """Return a card of this machine as the catalogue has it, and what is to be said about it."""
+    memory = None if gpu.memory_bytes is None else gpu.memory_bytes / GIB
+    device = find_device(gpu.name)
+    if device is None and memory:
+        device = find_device(f"{gpu.name} {round(memory)}GB")
+    if device is None:
+        return _nearest_card(gpu, memory)
+    if memory is None or abs(memory / device.memory_gib - 1) <= 0.06:
+        return device, None
+    device = dataclasses.replace(device, memory_gib=round(memory, 1))
+    return device, f"{gpu.name} has {memory:.1f} GiB here"
+
+
+def _nearest_card(gpu: Gpu, memory: float | None) -> tuple[Device, str]:
+    """Return the card of the catalogue that stands in for one that is not in it."""
+    cc = float(gpu.compute_capability) if gpu.compute_capability else None
     alike = [
-        d
-        for d in devices().values()
-        if d.vendor == "nvidia" and (cc is None or d.compute_capability == cc)
+        card
+        for card in devices().values()
+        if card.vendor == "nvidia" and (cc is None or card.compute_capability == cc)
     ]
     if memory is None or not alike:
         hint = 'name a card that is like it: --gpu "rtx-3090"'
         raise UserError(
             f"`{gpu.name}` is not in the catalogue and reports too little about itself", hint=hint
         )
-    near = min(alike, key=lambda d: abs(d.memory_gib - memory))
+    near = min(alike, key=lambda card: abs(card.memory_gib - memory))
     name = "-".join(gpu.name.casefold().split())
     has = f"{memory:.0f} GiB as it says, speeds as of {near.id}"
     note = f"{gpu.name} is not in the catalogue: {has}, its nearest relative"
     return dataclasses.replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
 
 
-def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, device: Device) -> CardLink:
-    """`NV4` is NVLink with four links; everything else in nvidia-smi's matrix goes over PCIe."""
+def _host_link(kind: str, first: Gpu, second: Gpu, card: Device, device: Device) -> CardLink:
+    """Return the link between two cards, by nvidia-smi's matrix: `NV4` is NVLink with four links,
+    everything else goes over PCIe.
+    """
     if kind.startswith("NV"):
-        told = min(card.nvlink_gbs or 0.0, device.nvlink_gbs or 0.0)
-        return CardLink("nvlink", told or float(kind[2:] or 1) * 14.0, title=f"NVLink ({kind})")
+        nvlink_gbs = min(card.nvlink_gbs or 0.0, device.nvlink_gbs or 0.0)
+        return CardLink(
+            "nvlink", nvlink_gbs or float(kind[2:] or 1) * 14.0, title=f"NVLink ({kind})"
+        )
+    gpus = (first, second)
     generation = min(
-        (g.pcie_generation_max for g in (one, two) if g.pcie_generation_max), default=None
+        (gpu.pcie_generation_max for gpu in gpus if gpu.pcie_generation_max), default=None
     )
-    lanes = min((g.pcie_lanes for g in (one, two) if g.pcie_lanes), default=None)
+    lanes = min((gpu.pcie_lanes for gpu in gpus if gpu.pcie_lanes), default=None)
     usual = usual_link((card, device))
     if generation is None or lanes is None:
         if usual.kind == "pcie":
@@ -273,7 +285,7 @@ def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, device: Device) -> C
 
 
 def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, replicas: int = 1) -> Rig:
-    """Replicas share cores and memory evenly: each is taken for a device of its own."""
+    """Return the CPU as a rig. Replicas share cores and memory: each is a device of its own."""
     per_cycle = next(
         (width for name, width in _PER_CYCLE if name in facts.cpu_features), _LEAST_PER_CYCLE
     )

@@ -31,17 +31,9 @@ Shape = Literal["json", "ntfy", "slack"]
 Alert = Literal["down", "slower", "ttft", "disk", "shift"]
 # What `{...}` of a command stands for.
 COMMAND_WORDS = (
-    "event",
-    "message",
-    "title",
-    "host",
-    "rule",
-    "target",
-    "value",
-    "limit",
-    "opened_at",
+    "event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at",
     "closed_at",
-)
+)  # fmt: skip
 DAY_MINUTES = 24 * 60
 QUIET_HINT = 'write them as "22:00-07:00"; the end may lie on the next day'
 
@@ -70,9 +62,7 @@ def _seconds(key: str, *, above: float | None = 0.0) -> Meta:
 
 
 class QuietHours(msgspec.Struct, frozen=True):
-    """From a minute of the day to another one, as the clock on the wall shows it, summer time or
-    not.
-    """
+    """From one minute of the day to another, as the clock on the wall shows it in any season."""
 
     start: int
     end: int
@@ -82,7 +72,7 @@ class QuietHours(msgspec.Struct, frozen=True):
         return 60.0 * ((self.end - self.start) % DAY_MINUTES)
 
     def hold(self, at: float, zone: tzinfo | None = None) -> bool:
-        """`zone` None: the machine's own."""
+        """Return whether it is quiet then. `zone` None: the machine's own."""
         local = datetime.fromtimestamp(at, zone)
         minute = local.hour * 60 + local.minute
         if self.start <= self.end:
@@ -91,8 +81,8 @@ class QuietHours(msgspec.Struct, frozen=True):
 
 
 def parse_quiet_hours(text: str) -> QuietHours:
-    found = re.fullmatch(r"\s*(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*", text)
-    numbers = [int(part) for part in found.groups()] if found else []
+    match = re.fullmatch(r"\s*(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*", text)
+    numbers = [int(part) for part in match.groups()] if match else []
     minutes = [
         hour * 60 + minute
         for hour, minute in zip(numbers[::2], numbers[1::2], strict=True)
@@ -151,23 +141,23 @@ class Hook(msgspec.Struct, frozen=True):
 
 
 def check_command(words: Sequence[str]) -> None:
-    """A misspelt `{mesage}` would be handed to the program as it stands.
+    """Raise for a misspelt `{mesage}`, which the program would be handed as it stands.
 
-    Other braces are none of ours.
+    Other braces are not skep's.
     """
     if words and not words[0]:
         raise UserError(
             "`monitor.command` has no program", hint='write it as ["notify-send", "{message}"]'
         )
-    for found in (found for word in words for found in re.findall(r"\{([a-z_]+)\}", word)):
-        if found not in COMMAND_WORDS:
-            hint = f"known: {', '.join(f'{{{name}}}' for name in COMMAND_WORDS)}"
-            raise UserError(f"`monitor.command`: `{{{found}}}` is unknown", hint=hint)
+    for word in words:
+        for field in re.findall(r"\{([a-z_]+)\}", word):
+            if field not in COMMAND_WORDS:
+                hint = f"known: {', '.join(f'{{{name}}}' for name in COMMAND_WORDS)}"
+                raise UserError(f"`monitor.command`: `{{{field}}}` is unknown", hint=hint)
 
 
 def check_webhook(url: str, shape: Shape, *, name: str) -> Hook:
-    """Return the address in its parts. An ntfy address is that of its topic, as everywhere:
-    `https://ntfy.sh/my-topic`.
+    """Return the address in its parts. An ntfy address is that of its topic.
 
     A message with a title and a priority goes to the server itself, with the topic inside (ntfy,
     "Publish as JSON")."""
@@ -229,8 +219,8 @@ class Serve(msgspec.Struct, frozen=True):
 
     @property
     def model_id(self) -> str:
-        """What clients call it: files and folders by their own name, everything else as it is
-        written.
+        """Return what clients call it: files and folders by their own name, other models as they
+        are written.
         """
         path = PurePath(self.model)
         is_path = self.model.startswith(("/", "./", "../", "~"))
@@ -364,9 +354,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def secret_variables(self) -> frozenset[str]:
-        """Return the environment variables with keys that are named here: of other servers and of
-        the webhook.
-        """
+        """Return the environment variables that hold keys, of other servers and of the webhook."""
         names = [upstream.key_env for upstream in self.upstream]
         names += [self.monitor.webhook_env, self.monitor.webhook_token_env]
         return frozenset(name for name in names if name)

@@ -109,8 +109,10 @@ def layers_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     else:
         sliding = kinds.count("sliding")
     if sliding and not window:
-        said = settings.get("sliding_window")
-        raise settings.wrong("sliding_window", said, "a window, which some of its layers need")
+        window_value = settings.get("sliding_window")
+        raise settings.wrong(
+            "sliding_window", window_value, "a window, which some of its layers need"
+        )
     return {
         "full_layers": kinds.count("full"),
         "full_entries": kinds.entries,
@@ -123,8 +125,8 @@ def layers_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
 
 def is_compressed(settings: ModelConfig) -> bool:
     """Return whether layers keep one entry for several tokens (DeepSeek V4)."""
-    known = layer_key(settings)
-    return known is not None and known.form == "ratios"
+    layer_table = layer_key(settings)
+    return layer_table is not None and layer_table.form == "ratios"
 
 
 def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
@@ -196,8 +198,8 @@ def _shared(settings: ModelConfig, width: int) -> int:
         return _width(settings)
     if settings.text("model_type").casefold().startswith("llama4"):
         return width
-    said = settings.whole(*_SHARED, low=0, default=0)
-    return said or width * settings.whole(*_SHARED_COUNT, low=0, high=1024, default=0)
+    shared_width = settings.whole(*_SHARED, low=0, default=0)
+    return shared_width or width * settings.whole(*_SHARED_COUNT, low=0, high=1024, default=0)
 
 
 def _expert_layers(settings: ModelConfig, layers: int) -> int:
@@ -272,12 +274,12 @@ def _refuse_uncounted(settings: ModelConfig) -> None:
     """Refuse what would be counted wrongly, by the key that says it."""
     hint = "plan a GGUF file of it, whose tensors tell all of its parameters"
     if layered := settings.whole("hidden_size_per_layer_input", low=0, default=0):
-        said = settings.wrong(
+        refusal = settings.wrong(
             "hidden_size_per_layer_input",
             layered,
             "0: skep does not count embeddings of each layer",
         )
-        raise UserError(said.message, hint=hint)
+        raise UserError(refusal.message, hint=hint)
     for key, family in _UNCOUNTED.items():
         if settings.get(key) is not None:
             raise UserError(
@@ -289,10 +291,10 @@ def quantization_from_config(
     text_or_mapping: str | bytes | Mapping[str, Any], name: str
 ) -> Quantization | None:
     settings = ModelConfig.of(parsed(text_or_mapping, name), name)
-    said = settings.table("quantization_config")
-    if said is None:
+    document = settings.table("quantization_config")
+    if document is None:
         return None
-    inner = ModelConfig(settings.name, said, said)
+    inner = ModelConfig(settings.name, document, document)
     method = inner.text("quant_method") or inner.text("quant_algo") or "unknown"
     method = one_line(method, _LONGEST_NAME).casefold()
     algorithm = (inner.text("quant_algo") or method).casefold()
@@ -304,22 +306,23 @@ def quantization_from_config(
     bits: float | None = inner.whole("bits", "w_bit", high=32, default=0) or None
     # compressed-tensors and modelopt say for each group its bits, and whether it holds `int` or
     # `float`
-    if isinstance(said.get("config_groups"), Mapping):
-        groups = said["config_groups"].values()
+    if isinstance(document.get("config_groups"), Mapping):
+        groups = document["config_groups"].values()
     else:
         groups = ()
     weights = [
         group["weights"] for group in groups if isinstance(group, Mapping) and "weights" in group
     ]
-    told = [weight for weight in weights if isinstance(weight, Mapping)]
+    tables = [weight for weight in weights if isinstance(weight, Mapping)]
     if bits is None:  # the fewest of any group, which is where most weights are
-        stated: list[Any] = [one.get("num_bits") for one in told]
+        stated: list[Any] = [table.get("num_bits") for table in tables]
         few = min(
             (float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None
         )
         bits = few or _BITS_OF.get(algorithm)
     floats = next(
-        (one["type"] == "float" for one in told if one.get("type") in ("int", "float")), None
+        (table["type"] == "float" for table in tables if table.get("type") in ("int", "float")),
+        None,
     )
     return Quantization(method, None if bits is None else float(bits), floats)
 
@@ -366,9 +369,9 @@ def _writes(settings: ModelConfig) -> None:
     kind = settings.outer.get("model_type")
     mute = bool(names) and all(name.endswith(_WRITES_NOTHING) for name in names)
     if mute or (isinstance(kind, str) and "bert" in kind.casefold()):
-        what = one_line(", ".join(names) or str(kind), _LONGEST_NAME)
+        described = one_line(", ".join(names) or str(kind), _LONGEST_NAME)
         raise UserError(
-            f"{settings.name} describes a model that writes no text: {what}",
+            f"{settings.name} describes a model that writes no text: {described}",
             hint="plans are for models that generate tokens",
         )
 
@@ -402,25 +405,25 @@ def _attention(settings: ModelConfig, hidden: int, layers: int) -> dict[str, Any
     if heads % kv_heads:
         raise settings.wrong("num_key_value_heads", kv_heads, f"a divisor of the {heads} heads")
     width = _mean_of_key_and_value(settings, head_dim, "v_head_dim")
-    found: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": width}
+    widths: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": width}
     if settings.get("swa_num_key_value_heads") is not None:
         sliding_dim = settings.whole("swa_head_dim", default=head_dim)
-        found |= {
+        widths |= {
             "full_kv_heads": kv_heads,
             "full_head_dim": width,
             "kv_heads": settings.whole("swa_num_key_value_heads"),
             "head_dim": _mean_of_key_and_value(settings, sliding_dim, "swa_v_head_dim"),
         }
     elif settings.get("global_head_dim") is not None:
-        found["full_head_dim"] = settings.whole("global_head_dim")
-        found["full_kv_heads"] = settings.whole("num_global_key_value_heads", default=kv_heads)
+        widths["full_head_dim"] = settings.whole("global_head_dim")
+        widths["full_kv_heads"] = settings.whole("num_global_key_value_heads", default=kv_heads)
     elif settings.get("conv_L_cache") is not None:
         kinds = kinds_of(settings, layers)
         attending = kinds.count("full") * 2 * hidden * head_dim * (heads + kv_heads)
-        found["attention_params"] = float(
+        widths["attention_params"] = float(
             attending + kinds.count("none") * _CONVOLUTION * hidden * hidden
         )
-    return found
+    return widths
 
 
 def _mean_of_key_and_value(settings: ModelConfig, key_dim: int, name: str) -> int:
@@ -470,14 +473,14 @@ def _attention_of_blocks(
 ) -> dict[str, Any]:
     blocks = blocks_of(settings, layers)
     kv_heads = max(block.kv_heads for block in blocks)
-    found: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    widths: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     if all(block.kv_heads in (0, kv_heads) and not block.linear_attention for block in blocks):
-        return found
+        return widths
     params = sum(
         2 * hidden * head_dim * (heads + block.kv_heads) for block in blocks if block.kv_heads
     )
     params += hidden * hidden * sum(1 for block in blocks if block.linear_attention)
-    return {**found, "attention_params": float(params)}
+    return {**widths, "attention_params": float(params)}
 
 
 def _vision(settings: ModelConfig) -> float:

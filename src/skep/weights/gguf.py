@@ -85,8 +85,8 @@ _VERSIONS = (2, 3)
 class DamagedFile(Exception):
     """What is wrong with the file, as the end of a sentence about it."""
 
-    def __init__(self, what: str, *, hint: str = "delete it and pull it again") -> None:
-        super().__init__(what)
+    def __init__(self, message: str, *, hint: str = "delete it and pull it again") -> None:
+        super().__init__(message)
         self.hint = hint
 
 
@@ -116,13 +116,13 @@ class GgufReader:
     def unsigned(self, width: int) -> int:
         return int.from_bytes(self._take(width), "little")
 
-    def count(self, what: str, limit: int, *, bytes_each: int) -> int:
+    def count(self, noun: str, limit: int, *, bytes_each: int) -> int:
         """Return a number of things that follow: rejected when the rest of the file cannot hold
         that many.
         """
         count = self.unsigned(8)
         if count > limit:
-            raise DamagedFile(f"its header is damaged: it claims {count} {what}")
+            raise DamagedFile(f"its header is damaged: it claims {count} {noun}")
         self._need(count * bytes_each)
         return count
 
@@ -148,16 +148,16 @@ class GgufReader:
     def _array(self) -> tuple[Any, ...] | SkippedArray:
         type_id = self.unsigned(4)
         count = self.unsigned(8)
-        kept = self._keep_arrays or count <= _SMALL_ARRAY
+        is_kept = self._keep_arrays or count <= _SMALL_ARRAY
         if type_id == _TEXT_VALUE:
             self._spend(count)
             self._need(count * 8)
-            if kept:
+            if is_kept:
                 return tuple(self.text() for _ in range(count))
             return self._skip_texts(count)
         layout = _layout(type_id)
         self._need(count * struct.calcsize(layout))
-        if not kept:
+        if not is_kept:
             self._file.seek(count * struct.calcsize(layout), 1)
             return SkippedArray(count)
         self._spend(count)
@@ -225,12 +225,12 @@ def looks_like(start: bytes) -> tuple[str, str]:
         return "it is empty", _AGAIN
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
         return "it is a safetensors file", _OTHER
-    known = (
-        (what, hint)
-        for opening, what, hint in _LOOKS
+    looks = (
+        (message, hint)
+        for opening, message, hint in _LOOKS
         if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(opening)
     )
-    return next(known, (f"it starts with {start[:8]!r}, not with `GGUF`", _OTHER))
+    return next(looks, (f"it starts with {start[:8]!r}, not with `GGUF`", _OTHER))
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -309,8 +309,8 @@ def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
     size = os.fstat(file.fileno()).st_size
     start = file.read(512)
     if not start.startswith(MAGIC):
-        what, hint = looks_like(start)
-        raise DamagedFile(what, hint=hint)
+        message, hint = looks_like(start)
+        raise DamagedFile(message, hint=hint)
     file.seek(len(MAGIC))
     reader = GgufReader(file, size, keep_arrays=keep_arrays)
     if (version := reader.unsigned(4)) not in _VERSIONS:
@@ -329,16 +329,16 @@ def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
         )
     data_offset = -(-header_end // alignment) * alignment
 
-    def said(key: str, kind: type[Any]) -> Any:
+    def stated(key: str, kind: type[Any]) -> Any:
         if type(metadata.get(key)) is kind:
             return metadata[key]
         return None
 
-    architecture = said("general.architecture", str)
+    architecture = stated("general.architecture", str)
     return GgufHeader(
         architecture=architecture,
-        name=said("general.name", str),
-        context_length=said(f"{architecture}.context_length", int),
+        name=stated("general.name", str),
+        context_length=stated(f"{architecture}.context_length", int),
         data_offset=data_offset,
         file_bytes=size,
         expected_file_bytes=_expected_bytes(tensors, header_end, data_offset),
@@ -434,9 +434,9 @@ def average_bits(header: GgufHeader) -> float | None:
     """Bits of one parameter over all tensors; None where a tensor's type is not known."""
     sizes = [tensor.size_bytes for tensor in header.tensors]
     values = sum(prod(tensor.shape) for tensor in header.tensors)
-    known = [size for size in sizes if size is not None]
-    if values and len(known) == len(sizes):
-        return 8 * sum(known) / values
+    known_sizes = [size for size in sizes if size is not None]
+    if values and len(known_sizes) == len(sizes):
+        return 8 * sum(known_sizes) / values
     return None
 
 
@@ -446,17 +446,17 @@ def _settings(header: GgufHeader) -> ModelConfig:
     A list has one value a layer: the largest counts.
     """
     prefix = f"{header.architecture}."
-    own = {
+    values = {
         key.removeprefix(prefix): value
         for key, value in header.metadata.items()
         if key.startswith(prefix)
     }
-    for key, value in own.items():
+    for key, value in values.items():
         if isinstance(value, SkippedArray):
-            own[key] = None
+            values[key] = None
         elif isinstance(value, tuple) and value and all(type(entry) is int for entry in value):
-            own[key] = max(value)
-    return ModelConfig("the GGUF", own, own, prefix, _HINT)
+            values[key] = max(value)
+    return ModelConfig("the GGUF", values, values, prefix, _HINT)
 
 
 def _layers(header: GgufHeader, keys: ModelConfig, blocks: int) -> FileLayers:
@@ -490,10 +490,10 @@ def _attention(keys: ModelConfig, hidden: int, heads: int, file: FileLayers) -> 
     width = _mean_width(keys, "", max(1, hidden // heads))
     sliding_width = _mean_width(keys, "_swa", width)
     full_heads, sliding_heads = kv_heads_of(file, kv_heads)
-    found: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": sliding_width}
+    widths: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": sliding_width}
     if sliding_width != width or full_heads != sliding_heads:
-        found |= {"kv_heads": sliding_heads, "full_kv_heads": full_heads, "full_head_dim": width}
-    return found
+        widths |= {"kv_heads": sliding_heads, "full_kv_heads": full_heads, "full_head_dim": width}
+    return widths
 
 
 def _mean_width(keys: ModelConfig, kind: str, default: int) -> int:
@@ -532,7 +532,7 @@ def _mlp(header: GgufHeader, file: FileLayers) -> dict[str, Any]:
     width = keys.whole("expert_feed_forward_length", default=dense or None)
     shared = keys.whole("expert_shared_feed_forward_length", low=0, default=0)
     shared = shared or width * keys.whole("expert_shared_count", low=0, high=1024, default=0)
-    said = (
+    shared_widths = (
         tensor.shape[-1]
         for tensor in header.tensors
         if tensor.name.endswith(".ffn_up_shexp.weight") and tensor.shape
@@ -543,12 +543,12 @@ def _mlp(header: GgufHeader, file: FileLayers) -> dict[str, Any]:
         "experts_per_token": keys.whole("expert_used_count", high=experts),
         "expert_intermediate": width,
         "expert_layers": with_experts,
-        "shared_intermediate": shared or min(next(said, 0), _MAX_WIDTH),
+        "shared_intermediate": shared or min(next(shared_widths, 0), _MAX_WIDTH),
     }
 
 
 def _vocab(header: GgufHeader, keys: ModelConfig) -> int:
-    said = keys.whole("vocab_size", high=1 << 24, default=0)
+    stated = keys.whole("vocab_size", high=1 << 24, default=0)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, SkippedArray):
         count = tokens.count
@@ -559,10 +559,10 @@ def _vocab(header: GgufHeader, keys: ModelConfig) -> int:
     embedding = next(
         (t.shape[-1] for t in header.tensors if t.name == "token_embd.weight" and t.shape), 0
     )
-    found = said or count or embedding
-    if not found:
+    vocab = stated or count or embedding
+    if not vocab:
         raise UserError("the GGUF has no `tokenizer.ggml.tokens`", hint=_HINT)
-    return int(found)
+    return int(vocab)
 
 
 def _is_split(header: GgufHeader) -> bool:
@@ -572,11 +572,11 @@ def _is_split(header: GgufHeader) -> bool:
 
 def _tensors_total(header: GgufHeader, drawn: Geometry) -> float | None:
     """None where this file is one part of several, or holds too little to be a model."""
-    own = 0
+    values = 0
     for tensor in header.tensors:
         block = _BLOCK.fullmatch(tensor.name)
         if block is None or int(block[1]) < drawn.layers:  # the others only draft
-            own += prod(tensor.shape)
-    if _is_split(header) or own <= drawn.vocab * drawn.hidden:
+            values += prod(tensor.shape)
+    if _is_split(header) or values <= drawn.vocab * drawn.hidden:
         return None
-    return float(own)
+    return float(values)

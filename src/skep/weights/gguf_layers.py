@@ -50,7 +50,7 @@ def layers_of_file(file: FileLayers) -> dict[str, Any]:
     linear = sum(1 for kind in kinds if "linear" in kind)
     window, sliding = _sliding(file, attending)
     full = [block for block in attending if block not in sliding]
-    found: dict[str, Any] = {
+    layers: dict[str, Any] = {
         "full_layers": len(full),
         "sliding_layers": len(sliding),
         "sliding_window": window if sliding else 0,
@@ -59,8 +59,8 @@ def layers_of_file(file: FileLayers) -> dict[str, Any]:
     }
     heads = [file.of_block("attention.head_count_kv", block) for block in full]
     if heads and all(type(count) is int and count > 0 for count in heads) and len(set(heads)) > 1:
-        found["full_entries"] = sum(heads) / max(heads)
-    return found
+        layers["full_entries"] = sum(heads) / max(heads)
+    return layers
 
 
 def kv_heads_of(file: FileLayers, default: int) -> tuple[int, int]:
@@ -136,10 +136,10 @@ def _sliding(file: FileLayers, attending: list[int]) -> tuple[int, frozenset[int
         )
     stated = keys.get("attention.sliding_window_pattern")
     if type(stated) is int and stated > 0:
-        every = stated
+        step = stated
     else:
-        every = _PATTERN.get(file.architecture, 0)
-    full = {block for place, block in enumerate(attending) if every and place % every == every - 1}
+        step = _PATTERN.get(file.architecture, 0)
+    full = {block for place, block in enumerate(attending) if step and place % step == step - 1}
     return window, frozenset(attending) - full
 
 

@@ -145,12 +145,12 @@ def gguf_parts(name: str) -> list[str]:
 
 def pull_hub(source: HubSource, progress: Progress = lambda _done, _total: None) -> HubFiles:
     """Fetch what is missing, go on with what was begun, hold it against the hub's checksums."""
-    there = cached(source)
-    if there is not None:
-        return there
+    files_there = cached(source)
+    if files_there is not None:
+        return files_there
     with _client(source) as child:
-        told = _hear(child, source)
-        files: Files = {name: (size or 0, sha) for name, (size, sha) in told["files"].items()}
+        listing = _hear(child, source)
+        files: Files = {name: (size or 0, sha) for name, (size, sha) in listing["files"].items()}
         if not files:
             hint = "look at the files of the model's page for the .gguf names"
             raise UserError(f"`{source.repo}` has no file `{source.file}`", hint=hint)
@@ -211,12 +211,12 @@ def _client(source: HubSource) -> Iterator[subprocess.Popen[bytes]]:
 def _hear(child: subprocess.Popen[bytes], source: HubSource) -> dict[str, Any]:
     assert child.stdout is not None
     line = child.stdout.readline()
-    told: dict[str, Any] = (
+    report: dict[str, Any] = (
         json.loads(line) if line else {"error": ["nothing"], "why": "the hub's client ended early"}
     )
-    if "error" in told:
-        raise _meaning(set(told["error"]), told.get("why", ""), told.get("errno"), source)
-    return told
+    if "error" in report:
+        raise _meaning(set(report["error"]), report.get("why", ""), report.get("errno"), source)
+    return report
 
 
 def _meaning(names: set[str], why: str, number: int | None, source: HubSource) -> SkepError:
@@ -290,12 +290,14 @@ def wanted_files(names: list[str], file: str) -> list[str]:
         OTHER_WEIGHTS,
         OTHER_ENGINES,
     ):  # the same weights in an older form only where there are no others
-        found = [
-            name for name in names if not any(fnmatch.fnmatch(name, other) for other in left_out)
+        needed = [
+            name
+            for name in names
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in left_out)
         ]
-        if any(name.endswith(".safetensors") for name in found):
+        if any(name.endswith(".safetensors") for name in needed):
             break
-    return found
+    return needed
 
 
 def main(repo: str, file: str = "") -> int:
@@ -303,9 +305,9 @@ def main(repo: str, file: str = "") -> int:
     try:
         from huggingface_hub import HfApi, constants, hf_hub_url
 
-        found = HfApi().model_info(repo, files_metadata=True)
-        siblings = {sibling.rfilename: sibling for sibling in found.siblings or ()}
-        commit = checked_commit(found.sha)
+        info = HfApi().model_info(repo, files_metadata=True)
+        siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+        commit = checked_commit(info.sha)
         files = {name: facts_of(siblings[name]) for name in wanted_files(list(siblings), file)}
         check_names(files)
         say(files=files)
@@ -440,8 +442,8 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def say(**told: Any) -> None:
-    print(json.dumps(told), flush=True)  # noqa: T201
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

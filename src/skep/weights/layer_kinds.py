@@ -87,8 +87,8 @@ def layer_key(settings: ModelConfig) -> LayerKey | None:
     """Return the first table of the list that speaks of this model."""
     model = settings.text("model_type").casefold()
     for layer in _layer_keys().layers:
-        there = settings.get(layer.key) not in (None, [], "")
-        if model.startswith(layer.model) and (there or layer.default is not None):
+        is_set = settings.get(layer.key) not in (None, [], "")
+        if model.startswith(layer.model) and (is_set or layer.default is not None):
             return layer
     return None
 
@@ -100,32 +100,32 @@ def window_of(settings: ModelConfig) -> int:
 
 def kinds_of(settings: ModelConfig, layers: int) -> KindsOfLayers:
     """Return what each of so many layers keeps."""
-    known = layer_key(settings)
-    if known is None:
+    layer = layer_key(settings)
+    if layer is None:
         return KindsOfLayers(_by_window(settings, layers))
-    return _READERS[known.form](settings, known, layers)
+    return _READERS[layer.form](settings, layer, layers)
 
 
 def linear_widths(settings: ModelConfig) -> dict[str, int]:
     """Return the widths of a linear layer by the names of `Geometry`."""
-    known = next(
+    table = next(
         table
         for table in _layer_keys().linear
         if not table.when or settings.get(table.when) is not None
     )
-    names = [field for field in known.__struct_fields__ if field != "when"]
-    return {name: _width(settings, name, getattr(known, name)) for name in names}
+    names = [field for field in table.__struct_fields__ if field != "when"]
+    return {name: _width(settings, name, getattr(table, name)) for name in names}
 
 
-def _width(settings: ModelConfig, name: str, told: int | str | list[str | int]) -> int:
+def _width(settings: ModelConfig, name: str, entry: int | str | list[str | int]) -> int:
     """Return a width that a table of the list tells as a number, a key, a product of keys or the
     first of several.
     """
-    if isinstance(told, int):
-        return told
-    if isinstance(told, str) and "*" in told:
-        return prod(settings.whole(key.strip()) for key in told.split("*"))
-    choices = [told] if isinstance(told, str) else told
+    if isinstance(entry, int):
+        return entry
+    if isinstance(entry, str) and "*" in entry:
+        return prod(settings.whole(key.strip()) for key in entry.split("*"))
+    choices = [entry] if isinstance(entry, str) else entry
     keys = [choice for choice in choices if isinstance(choice, str)]
     default = next((choice for choice in choices if isinstance(choice, int)), None)
     is_convolution = name == "conv_kernel"
@@ -140,19 +140,19 @@ def _width(settings: ModelConfig, name: str, told: int | str | list[str | int]) 
 # One reader for each form
 
 
-def _letters(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
-    pattern = settings.text(known.key)
-    if len(pattern) != layers or set(pattern) - set(known.kinds):
-        raise settings.wrong(known.key, pattern, f"{layers} letters of {' '.join(known.kinds)}")
-    return KindsOfLayers(tuple(known.kinds[letter] for letter in pattern))
+def _letters(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
+    pattern = settings.text(layer.key)
+    if len(pattern) != layers or set(pattern) - set(layer.kinds):
+        raise settings.wrong(layer.key, pattern, f"{layers} letters of {' '.join(layer.kinds)}")
+    return KindsOfLayers(tuple(layer.kinds[letter] for letter in pattern))
 
 
-def _words(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
-    names = settings.list_of(known.key, layers) or ()
+def _words(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
+    names = settings.list_of(layer.key, layers) or ()
     compressed = next((name for name in names if "compress" in str(name)), None)
     if compressed is not None:  # how many tokens share an entry is not told here
         raise settings.wrong(
-            known.key, compressed, "a name that tells what a token keeps; `compress_ratios` does"
+            layer.key, compressed, "a name that tells what a token keeps; `compress_ratios` does"
         )
     kinds = [_kind_of_name(str(name)) for name in names]
     if not window_of(settings) and not settings.flag("use_sliding_window", default=True):
@@ -161,73 +161,73 @@ def _words(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers
 
 
 def _kind_of_name(name: str) -> str:
-    found = next(
+    kind = next(
         (kind for kind, words in _WORDS.items() if any(word in name for word in words)), None
     )
-    if found is not None:
-        return found
+    if kind is not None:
+        return kind
     return "none" if name in _NOTHING else "full"
 
 
-def _numbers(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
-    numbers = settings.list_of(known.key, layers) or ()
+def _numbers(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
+    numbers = settings.list_of(layer.key, layers) or ()
     if any(
-        str(int(number) if isinstance(number, bool) else number) not in known.kinds
+        str(int(number) if isinstance(number, bool) else number) not in layer.kinds
         for number in numbers
     ):
-        raise settings.wrong(known.key, list(numbers), f"a list of {' and '.join(known.kinds)}")
-    return KindsOfLayers(tuple(known.kinds[str(int(number))] for number in numbers))
+        raise settings.wrong(layer.key, list(numbers), f"a list of {' and '.join(layer.kinds)}")
+    return KindsOfLayers(tuple(layer.kinds[str(int(number))] for number in numbers))
 
 
-def _numbered(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
-    listed = settings.list_of(known.key) or ()
-    last = known.first + layers - 1
-    if any(type(number) is not int or not known.first <= number <= last for number in listed):
+def _numbered(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
+    listed = settings.list_of(layer.key) or ()
+    last = layer.first + layers - 1
+    if any(type(number) is not int or not layer.first <= number <= last for number in listed):
         raise settings.wrong(
-            known.key, list(listed), f"a list of layers from {known.first} to {last}"
+            layer.key, list(listed), f"a list of layers from {layer.first} to {last}"
         )
     places = set(listed)
     kinds = (
-        known.named if known.first + place in places else known.others for place in range(layers)
+        layer.named if layer.first + place in places else layer.others for place in range(layers)
     )
     return KindsOfLayers(tuple(kinds))
 
 
-def _every(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
-    step = settings.whole(known.key, high=layers, default=known.default)
+def _every(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
+    step = settings.whole(layer.key, high=layers, default=layer.default)
     offset = step - 1
-    if known.offset is not None:
-        offset = settings.whole(known.offset, low=0, high=step - 1, default=offset)
-    kinds = (known.named if place % step == offset else known.others for place in range(layers))
+    if layer.offset is not None:
+        offset = settings.whole(layer.offset, low=0, high=step - 1, default=offset)
+    kinds = (layer.named if place % step == offset else layer.others for place in range(layers))
     return KindsOfLayers(tuple(kinds))
 
 
-def _alike(_settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
-    return KindsOfLayers((known.named,) * layers)
+def _alike(_settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
+    return KindsOfLayers((layer.named,) * layers)
 
 
-def _blocks(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
+def _blocks(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     """Layers without attention keep nothing; the others may differ in their KV heads."""
     heads = [block.kv_heads for block in blocks_of(settings, layers)]
-    kept = [count for count in heads if count]
-    if not kept:
+    counts = [count for count in heads if count]
+    if not counts:
         raise settings.wrong(
-            known.key, settings.get(known.key), "a list with `n_heads_in_group` in its blocks"
+            layer.key, settings.get(layer.key), "a list with `n_heads_in_group` in its blocks"
         )
-    entries = sum(kept) / max(kept)
+    entries = sum(counts) / max(counts)
     kinds = tuple("full" if count else "none" for count in heads)
-    return KindsOfLayers(kinds, None if entries == len(kept) else entries)
+    return KindsOfLayers(kinds, None if entries == len(counts) else entries)
 
 
-def _ratios(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
+def _ratios(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     """Every layer also keeps the window whole, which the caller adds.
 
     Draft layers stand at the end.
     """
-    ratios: Sequence[Any] = (settings.list_of(known.key) or ())[:layers]
+    ratios: Sequence[Any] = (settings.list_of(layer.key) or ())[:layers]
     wrong = any(type(ratio) is not int or not 0 <= ratio <= _MAX_RATIO for ratio in ratios)
     if wrong or len(ratios) < layers:
-        raise settings.wrong(known.key, list(ratios), f"a list of {layers} numbers of tokens")
+        raise settings.wrong(layer.key, list(ratios), f"a list of {layers} numbers of tokens")
     width = settings.whole("head_dim")
     index = settings.whole("index_head_dim", default=_INDEX_WIDTH)
     entries = sum(
@@ -293,12 +293,12 @@ def blocks_of(settings: ModelConfig, layers: int) -> tuple[LayerBlock, ...]:
 
 def _block(settings: ModelConfig, place: int, block: Any, heads: int, hidden: int) -> LayerBlock:
     if isinstance(block, Mapping):
-        told = [block.get(name) for name in ("attention", "ffn")]
+        entries = [block.get(name) for name in ("attention", "ffn")]
     else:
-        told = []
+        entries = []
     halves = [
         _half(settings, f"block_configs.{place}.", half)
-        for half in told
+        for half in entries
         if isinstance(half, Mapping)
     ]
     if len(halves) != 2:
@@ -318,11 +318,11 @@ def _block(settings: ModelConfig, place: int, block: Any, heads: int, hidden: in
 
 
 def _half(settings: ModelConfig, place: str, half: Mapping[str, Any]) -> ModelConfig:
-    other = next((name for name in ("moe", "mamba") if half.get(name) is not None), None)
-    if other is not None:
+    kind = next((name for name in ("moe", "mamba") if half.get(name) is not None), None)
+    if kind is not None:
         raise settings.wrong(
-            f"{place}{other}",
-            half[other],
+            f"{place}{kind}",
+            half[kind],
             "attention or an MLP, which are what skep reads of blocks",
         )
     return ModelConfig(settings.name, half, half, place, settings.hint)

@@ -27,10 +27,10 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
         document = json.loads(text_or_mapping)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):
-            what = f" in line {error.lineno}: {error.msg}"
+            position = f" in line {error.lineno}: {error.msg}"
         else:
-            what = ""
-        raise UserError(f"`{name}` is not JSON{what}", hint=CONFIG_HINT) from None
+            position = ""
+        raise UserError(f"`{name}` is not JSON{position}", hint=CONFIG_HINT) from None
     if not isinstance(document, dict):
         raise UserError(f"`{name}` holds no object of settings", hint=CONFIG_HINT)
     return document
@@ -88,11 +88,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
             raise self.wrong(key, value, f"a whole number from {low} to {high}")
         return value
 
-    def typed(self, key: str, kind: Any, wanted: str) -> Any:
+    def typed(self, key: str, kind: Any, expected: str) -> Any:
         """Return a value of this type; None where there is none."""
         value = self.get(key)
         if value is not None and not isinstance(value, kind):
-            raise self.wrong(key, value, wanted)
+            raise self.wrong(key, value, expected)
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -106,12 +106,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     def list_of(self, key: str, length: int | None = None) -> Sequence[Any] | None:
         if length is None:
-            wanted = "a list"
+            expected = "a list"
         else:
-            wanted = f"a list of {length}, one for each layer"
-        value: list[Any] | None = self.typed(key, list, wanted)
+            expected = f"a list of {length}, one for each layer"
+        value: list[Any] | None = self.typed(key, list, expected)
         if value is not None and length is not None and len(value) != length:
-            raise self.wrong(key, value, wanted)
+            raise self.wrong(key, value, expected)
         return value
 
     def table(self, key: str) -> Mapping[str, Any] | None:
@@ -120,14 +120,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
             return value
         return None
 
-    def wrong(self, key: str, value: Any, wanted: str) -> UserError:
+    def wrong(self, key: str, value: Any, expected: str) -> UserError:
         if not isinstance(value, int) or abs(value) < 10**30:
-            shown = _shown(value)
+            value_words = _shown(value)
         else:
-            shown = "a huge number"
-        shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+            value_words = "a huge number"
+        value_words = value_words if len(value_words) <= 40 else f"{value_words[:37]}..."
         return UserError(
-            f"{self.name}: `{self._called(key)}` is {shown}, not {wanted}", hint=self.hint
+            f"{self.name}: `{self._called(key)}` is {value_words}, not {expected}", hint=self.hint
         )
 
     def missing(self, key: str) -> UserError:

