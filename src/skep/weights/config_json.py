@@ -1,5 +1,5 @@
-"""A model's geometry from a Hugging Face config.json: by the keys that architectures share, by
-name where not.
+"""A model's geometry from a Hugging Face config.json: by the keys that architectures share, else
+by the architecture's name.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _SHARED = (
     "shared_intermediate_size", "share_expert_dim",
 )  # fmt: skip
 _SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-_FIRST_EXPERTS = (
-    "first_k_dense_replace",
-    "moe_layer_start_index",
-    "num_dense_layers",
-)  # layers before have none
+# layers before this one have no experts
+_FIRST_EXPERTS = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+_EXPERT_STEPS = (
+    "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", "expert_layer_period",
+)  # fmt: skip
 _MAX_LAYERS = 1000
 _LONGEST_NAME = 100  # that a file gives to something, in errors
 _MAX_VOCAB = 1 << 24
@@ -57,10 +57,8 @@ _BITS_OF = {
     "awq": 4.0,
     "gptq": 4.0,
 }
-_UNCOUNTED = {
-    "block_types": "RecurrentGemma",
-    "mb_per_layer": "Phi-4-mini-flash",
-}  # by a key that only they have
+# by a key that only they have
+_UNCOUNTED = {"block_types": "RecurrentGemma", "mb_per_layer": "Phi-4-mini-flash"}
 _DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 _TIED_BY_DEFAULT = ("gemma", "cohere", "lfm2")
 _CONVOLUTION = 4  # square matrices around the short convolution of a layer of LFM2
@@ -71,9 +69,9 @@ _WRITES_NOTHING = (
 
 
 def counted(drawn: Geometry, total: float | None = None) -> Geometry:
-    """`total` where it is known better than from the widths.
+    """Return the geometry with its parameters counted. `total`: where it is known from elsewhere.
 
-    A mixture reads its chosen experts for a token.
+    A mixture of experts reads its chosen experts for a token.
     """
     # With no total to scale to, parts are what the widths give.
     parts = parts_of(replace(drawn, params_total=0.0))
@@ -88,9 +86,9 @@ def counted(drawn: Geometry, total: float | None = None) -> Geometry:
 
 
 def block_pattern(settings: ModelConfig) -> str:
-    """Nemotron-H: a letter for each layer, which is either Mamba, attention, an MLP or experts.
+    """Return a letter for each layer of Nemotron-H, which is Mamba, attention, an MLP or experts.
 
-    Empty for others.
+    Empty for other models.
     """
     blocks = settings.list_of("layers_block_type")
     if blocks is None or settings.text("hybrid_override_pattern"):
@@ -104,10 +102,7 @@ def layers_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     window = window_of(settings)
     linear = kinds.count("linear")
     # what a layer has compressed it keeps beside its window
-    if is_compressed(settings):
-        sliding = layers
-    else:
-        sliding = kinds.count("sliding")
+    sliding = layers if is_compressed(settings) else kinds.count("sliding")
     if sliding and not window:
         window_value = settings.get("sliding_window")
         raise settings.wrong(
@@ -133,19 +128,14 @@ def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     """Return the widths of the MLPs, by the names of `Geometry`."""
     count = settings.whole(*_COUNT, low=0, default=0)
     pattern = block_pattern(settings)
-    if settings.text("mlp_hidden_act") != "relu2":
-        gated = 1.0
-    else:
-        gated = 2 / 3
+    # Without a gate, two matrices of three.
+    gated = 2 / 3 if settings.text("mlp_hidden_act") == "relu2" else 1.0
     if count < 2 or (pattern and "E" not in pattern):
         dense = _width(settings) * gated
-        return {
-            "intermediate": round(dense * pattern.count("-") / layers) if pattern else round(dense)
-        }
-    if pattern:
-        with_experts = pattern.count("E")
-    else:
-        with_experts = _expert_layers(settings, layers)
+        if pattern:
+            dense = dense * pattern.count("-") / layers
+        return {"intermediate": round(dense)}
+    with_experts = pattern.count("E") if pattern else _expert_layers(settings, layers)
     if not with_experts:
         return {"intermediate": _dense_width(settings)}
     width = settings.whole("moe_intermediate_size", "moe_ffn_hidden_size", default=0)
@@ -175,10 +165,7 @@ def _width(settings: ModelConfig) -> int:
 
 
 def _mean_width(settings: ModelConfig) -> int:
-    """Of blocks, each with a width of its own.
-
-    A plain matrix instead of an MLP counts as the third that it is.
-    """
+    """Return the mean width of unlike blocks. A matrix in place of an MLP is a third of one."""
     layers = settings.whole("num_hidden_layers", high=_MAX_LAYERS)
     hidden = settings.whole("hidden_size")
     widths = [
@@ -188,7 +175,7 @@ def _mean_width(settings: ModelConfig) -> int:
 
 
 def _dense_width(settings: ModelConfig) -> int:
-    """Of the layers without experts, where those have a width of their own."""
+    """Return the width of the layers without experts, which may be another."""
     keys = ("intermediate_size_mlp", "dense_intermediate_size")
     return settings.whole(*keys, default=0) or _width(settings)
 
@@ -209,13 +196,7 @@ def _expert_layers(settings: ModelConfig, layers: int) -> int:
         return sum(1 for kind in settings.list_of("moe_layer_freq", layers) or () if kind)
     dense = settings.whole(*_FIRST_EXPERTS, low=0, high=layers, default=0)
     dense += len(settings.list_of("mlp_only_layers") or ())
-    steps = (
-        "decoder_sparse_step",
-        "interleave_moe_layer_step",
-        "moe_layer_freq",
-        "expert_layer_period",
-    )
-    step = settings.whole(*steps, high=layers, default=1)
+    step = settings.whole(*_EXPERT_STEPS, high=layers, default=1)
     return max(0, (layers - dense) // step)
 
 
@@ -230,7 +211,7 @@ class Quantization(msgspec.Struct, frozen=True):
 def geometry_from_config(
     text_or_mapping: str | bytes | Mapping[str, Any], name: str, *, title: str | None = None
 ) -> Geometry:
-    """`name` is what errors call the file, and the geometry's title where it has no other."""
+    """Return a geometry. `name`: what errors call the file, and its title where it has none."""
     document = parsed(text_or_mapping, name)
     settings = ModelConfig.of(document, name)
     _writes(settings)
@@ -271,7 +252,7 @@ def geometry_from_config(
 
 
 def _refuse_uncounted(settings: ModelConfig) -> None:
-    """Refuse what would be counted wrongly, by the key that says it."""
+    """Raise for models that would be counted wrongly, by the key that says it."""
     hint = "plan a GGUF file of it, whose tensors tell all of its parameters"
     if layered := settings.whole("hidden_size_per_layer_input", low=0, default=0):
         refusal = settings.wrong(
@@ -290,6 +271,7 @@ def _refuse_uncounted(settings: ModelConfig) -> None:
 def quantization_from_config(
     text_or_mapping: str | bytes | Mapping[str, Any], name: str
 ) -> Quantization | None:
+    """Return what `quantization_config` says; None: the model is not quantized."""
     settings = ModelConfig.of(parsed(text_or_mapping, name), name)
     document = settings.table("quantization_config")
     if document is None:
@@ -298,43 +280,42 @@ def quantization_from_config(
     method = inner.text("quant_method") or inner.text("quant_algo") or "unknown"
     method = one_line(method, _LONGEST_NAME).casefold()
     algorithm = (inner.text("quant_algo") or method).casefold()
-    if (
-        settings.get("expert_dtype") == "fp4"
-    ):  # most weights of DeepSeek V4, whatever the others are in
+    # most weights of DeepSeek V4, whatever the others are in
+    if settings.get("expert_dtype") == "fp4":
         method = "mxfp4"
         algorithm = method
+    groups = _weight_groups(document)
     bits: float | None = inner.whole("bits", "w_bit", high=32, default=0) or None
-    # compressed-tensors and modelopt say for each group its bits, and whether it holds `int` or
-    # `float`
-    if isinstance(document.get("config_groups"), Mapping):
-        groups = document["config_groups"].values()
-    else:
-        groups = ()
-    weights = [
-        group["weights"] for group in groups if isinstance(group, Mapping) and "weights" in group
-    ]
-    tables = [weight for weight in weights if isinstance(weight, Mapping)]
-    if bits is None:  # the fewest of any group, which is where most weights are
-        stated: list[Any] = [table.get("num_bits") for table in tables]
-        few = min(
-            (float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None
-        )
-        bits = few or _BITS_OF.get(algorithm)
-    floats = next(
-        (table["type"] == "float" for table in tables if table.get("type") in ("int", "float")),
-        None,
-    )
+    if bits is None:
+        bits = _fewest_bits(groups) or _BITS_OF.get(algorithm)
+    types = (group["type"] for group in groups if group.get("type") in ("int", "float"))
+    kind = next(types, None)
+    floats = None if kind is None else kind == "float"
     return Quantization(method, None if bits is None else float(bits), floats)
 
 
-def read_config(path: Path) -> Geometry:
-    """Of a config.json, or of the folder it lies in, by which it is called: that is the model's
-    name.
+def _weight_groups(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tables on weights of compressed-tensors and modelopt, which say for each group
+    its bits, and whether it holds `int` or `float`.
     """
-    if path.name == "config.json" and not path.is_dir():
-        folder = path.parent
-    else:
-        folder = path
+    groups = document.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return []
+    weights = (group.get("weights") for group in groups.values() if isinstance(group, Mapping))
+    return [table for table in weights if isinstance(table, Mapping)]
+
+
+def _fewest_bits(groups: list[Mapping[str, Any]]) -> float | None:
+    """Return the fewest of any group, which is where most weights are."""
+    stated: list[Any] = [group.get("num_bits") for group in groups]
+    counts = [float(bits) for bits in stated if type(bits) in (int, float) and 1 <= bits <= 32]
+    return min(counts, default=None)
+
+
+def read_config(path: Path) -> Geometry:
+    """Return the geometry in a config.json, or in a folder with one, whose name is the model's."""
+    is_file = path.name == "config.json" and not path.is_dir()
+    folder = path.parent if is_file else path
     title = folder.name or folder.resolve().name or path.name
     return geometry_from_config(*_read(path), title=title)
 
@@ -358,14 +339,11 @@ def _read(path: Path) -> tuple[bytes, str]:
 
 
 def _writes(settings: ModelConfig) -> None:
-    """Raises on encoders: they write no tokens,
-    so no speed that is planned here applies to them.
-    """
+    """Raise for encoders: they write no tokens, so that no speed can be planned."""
     kinds = settings.outer.get("architectures")
+    names = []
     if isinstance(kinds, list):
         names = [name for name in kinds if isinstance(name, str)]
-    else:
-        names = []
     kind = settings.outer.get("model_type")
     mute = bool(names) and all(name.endswith(_WRITES_NOTHING) for name in names)
     if mute or (isinstance(kind, str) and "bert" in kind.casefold()):

@@ -1,6 +1,6 @@
-"""Reads and checks the header of a GGUF file, versions 2 and 3, and tells the model's geometry:
-widths from its keys, kinds of layers and parameters from its tensors. Never touches the tensor
-data.
+"""The header of a GGUF file, versions 2 and 3, checked, and the model's geometry in it.
+
+Widths are in its keys, kinds of layers and parameters in its tensors. Tensor data is never read.
 
 A file is not trusted: no length read from it is used before it is held against the bytes that are
 left, and the number of steps that one header may cost is bounded."""
@@ -117,9 +117,7 @@ class GgufReader:
         return int.from_bytes(self._take(width), "little")
 
     def count(self, noun: str, limit: int, *, bytes_each: int) -> int:
-        """Return a number of things that follow: rejected when the rest of the file cannot hold
-        that many.
-        """
+        """Return how many of `noun` follow; raise where the rest of the file cannot hold them."""
         count = self.unsigned(8)
         if count > limit:
             raise DamagedFile(f"its header is damaged: it claims {count} {noun}")
@@ -164,9 +162,7 @@ class GgufReader:
         return struct.unpack(f"<{count}{layout[1]}", self._take(count * struct.calcsize(layout)))
 
     def _skip_texts(self, count: int) -> SkippedArray:
-        """Return the slow part of a header: a vocabulary has 262,144 words, so they are walked in
-        large pieces.
-        """
+        """Pass over texts in large pieces: a vocabulary of 262,144 is the slow part."""
         start = self.position
         at = 0
         piece = b""
@@ -247,9 +243,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int | None:
-        """None: the type is not known here, or the first dimension is no whole number of
-        blocks.
-        """
+        """Return its size; None: its type is not known, or a row is no whole number of blocks."""
         _, block_values, block_bytes = _TYPES.get(self.type_id, ("", 0, 0))
         if not block_values or (self.shape[0] if self.shape else 1) % block_values:
             return None
@@ -257,7 +251,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
-    """`expected_file_bytes` is None when a tensor has a type that is not known here."""
+    """What a header says. `expected_file_bytes` None: a tensor has a type that is not known."""
 
     architecture: str | None
     name: str | None
@@ -270,7 +264,7 @@ class GgufHeader(msgspec.Struct, frozen=True):
 
 
 def read_header(path: Path, *, keep_arrays: bool = False) -> GgufHeader:
-    """`keep_arrays=True` also reads arrays with more than 1024 values, such as the vocabulary."""
+    """Return a file's header. `keep_arrays`: with arrays of over 1024 values (the vocabulary)."""
     try:
         with _open_regular(path) as file:
             return _parse(file, keep_arrays=keep_arrays)
@@ -293,7 +287,7 @@ def check_file(path: Path) -> GgufHeader:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Opening a named pipe would wait for a writer: it is no file."""
+    """Open a regular file: opening a named pipe would wait for a writer."""
     if path.is_dir():
         raise WeightsError(
             f"`{path}` is a folder, not a GGUF file", hint="name the .gguf file inside it"
@@ -460,7 +454,7 @@ def _settings(header: GgufHeader) -> ModelConfig:
 
 
 def _layers(header: GgufHeader, keys: ModelConfig, blocks: int) -> FileLayers:
-    """Return what the file says of each block. Of one part of several, no tensors are told."""
+    """Return what the file says of each block; without tensors where it is one part of several."""
     parts: dict[int, set[str]] = {}
     for tensor in header.tensors:
         if (match := _BLOCK.fullmatch(tensor.name)) is not None:
@@ -472,10 +466,9 @@ def _layers(header: GgufHeader, keys: ModelConfig, blocks: int) -> FileLayers:
         for key, value in header.metadata.items()
         if key.startswith(prefix) and isinstance(value, tuple)
     }
+    tensors = {}
     if whole:
         tensors = {block: frozenset(names) for block, names in parts.items()}
-    else:
-        tensors = {}
     return FileLayers(header.architecture or "", keys, lists, tensors, blocks)
 
 
@@ -497,36 +490,28 @@ def _attention(keys: ModelConfig, hidden: int, heads: int, file: FileLayers) -> 
 
 
 def _mean_width(keys: ModelConfig, kind: str, default: int) -> int:
-    """Keys may be wider than values (MiMo): memory and weights are those of heads as wide as their
-    mean.
-    """
+    """Return the mean width of keys and values: keys may be wider (MiMo)."""
     key_width = keys.whole(f"attention.key_length{kind}", default=default)
-    return max(
-        1, (key_width + keys.whole(f"attention.value_length{kind}", default=key_width)) // 2
-    )
+    value_width = keys.whole(f"attention.value_length{kind}", default=key_width)
+    return max(1, (key_width + value_width) // 2)
 
 
 def _mlp(header: GgufHeader, file: FileLayers) -> dict[str, Any]:
     keys = file.keys
     layers = file.blocks
     dense = keys.whole("feed_forward_length", low=0, default=0)
-    if widths := [
-        width
-        for width in file.lists.get("feed_forward_length", ())
-        if type(width) is int and width >= 0
-    ]:
+    listed = file.lists.get("feed_forward_length", ())
+    widths = [width for width in listed if type(width) is int and width >= 0]
+    if widths:
         dense = round(sum(widths) / len(widths))
     experts = keys.whole("expert_count", low=0, default=0)
     leading = keys.whole("leading_dense_block_count", low=0, high=layers, default=0)
     with_experts = sum(
-        1
-        for block in range(layers)
-        if any("_exps" in name for name in file.tensors.get(block, ()))
+        any("_exps" in name for name in file.tensors.get(block, ())) for block in range(layers)
     )
     if not with_experts:
-        with_experts = (layers - leading) // keys.whole(
-            "interleave_moe_layer_step", high=layers, default=1
-        )
+        step = keys.whole("interleave_moe_layer_step", high=layers, default=1)
+        with_experts = (layers - leading) // step
     if experts < 2 or not with_experts:
         return {"intermediate": dense}
     width = keys.whole("expert_feed_forward_length", default=dense or None)
@@ -550,12 +535,11 @@ def _mlp(header: GgufHeader, file: FileLayers) -> dict[str, Any]:
 def _vocab(header: GgufHeader, keys: ModelConfig) -> int:
     stated = keys.whole("vocab_size", high=1 << 24, default=0)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
+    count = 0
     if isinstance(tokens, SkippedArray):
         count = tokens.count
     elif isinstance(tokens, tuple):
         count = len(tokens)
-    else:
-        count = 0
     embedding = next(
         (t.shape[-1] for t in header.tensors if t.name == "token_embd.weight" and t.shape), 0
     )
@@ -571,7 +555,7 @@ def _is_split(header: GgufHeader) -> bool:
 
 
 def _tensors_total(header: GgufHeader, drawn: Geometry) -> float | None:
-    """None where this file is one part of several, or holds too little to be a model."""
+    """Return the parameters of all tensors; None where the file is a part, or holds too little."""
     values = 0
     for tensor in header.tensors:
         block = _BLOCK.fullmatch(tensor.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from skep.weights.layer_kinds import INDEXED_RATIO
+from skep.weights.layer_kinds import entries_of
 from skep.weights.model_config import ModelConfig
 
 _MAX_WINDOW = 1 << 40
@@ -76,12 +76,11 @@ def kv_heads_of(file: FileLayers, default: int) -> tuple[int, int]:
 
 
 def _keeping(file: FileLayers) -> int:
-    """Return how many blocks keep what they have read: those at the end of Gemma 3n read what
-    earlier ones kept.
+    """Return how many blocks keep what they have read: the last ones of Gemma 3n read what others
+    kept.
     """
-    return file.blocks - file.keys.whole(
-        "attention.shared_kv_layers", low=0, high=file.blocks - 1, default=0
-    )
+    last = file.blocks - 1
+    return file.blocks - file.keys.whole("attention.shared_kv_layers", low=0, high=last, default=0)
 
 
 def _kinds_of_block(file: FileLayers, block: int) -> tuple[str, ...]:
@@ -135,16 +134,15 @@ def _sliding(file: FileLayers, attending: list[int]) -> tuple[int, frozenset[int
             if file.of_block("attention.sliding_window_pattern", block)
         )
     stated = keys.get("attention.sliding_window_pattern")
+    step = _PATTERN.get(file.architecture, 0)
     if type(stated) is int and stated > 0:
         step = stated
-    else:
-        step = _PATTERN.get(file.architecture, 0)
     full = {block for place, block in enumerate(attending) if step and place % step == step - 1}
     return window, frozenset(attending) - full
 
 
 def _compressed(file: FileLayers) -> dict[str, Any]:
-    """DeepSeek V4: layers keep one entry for several tokens, and all of them their window."""
+    """Return the layers of DeepSeek V4: they keep one entry for several tokens, and the window."""
     keys = file.keys
     ratios = file.lists["attention.compress_ratios"][: file.blocks]
     if len(ratios) < file.blocks or any(
@@ -155,9 +153,7 @@ def _compressed(file: FileLayers) -> dict[str, Any]:
         )
     width = keys.whole("attention.key_length")
     index = keys.whole("attention.indexer.key_length", default=128) / width
-    entries = sum(
-        (1 + index if ratio == INDEXED_RATIO else 1) / ratio for ratio in ratios if ratio
-    )
+    entries = entries_of(ratios, index)
     return {
         "full_layers": sum(1 for ratio in ratios if ratio),
         "full_entries": entries or None,
@@ -169,8 +165,8 @@ def _compressed(file: FileLayers) -> dict[str, Any]:
 
 
 def _linear_widths(keys: ModelConfig) -> dict[str, int]:
-    """llama.cpp keeps delta nets, Mamba and Mamba-2 under `ssm`: groups are key heads, the rank is
-    value heads.
+    """Return the widths of a linear layer. Delta nets, Mamba and Mamba-2 are under `ssm`: groups
+    are key heads, the rank is value heads.
     """
     convolution = keys.whole("ssm.conv_kernel", low=0, high=1024, default=4)
     if keys.get("kda.head_dim") is not None:
@@ -193,7 +189,7 @@ def _linear_widths(keys: ModelConfig) -> dict[str, int]:
 
 
 def _equal_widths(heads: int, width: int, convolution: int) -> dict[str, int]:
-    """Of layers whose keys and values have the same heads."""
+    """Return the widths of layers whose keys and values have the same heads."""
     return {
         "linear_k_heads": heads,
         "linear_v_heads": heads,

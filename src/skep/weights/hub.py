@@ -54,7 +54,7 @@ class HubSource(msgspec.Struct, frozen=True):
 
 
 class HubFiles(msgspec.Struct, frozen=True):
-    """Where it lies: a folder, or the file that was named."""
+    """Where a checkpoint lies: a folder, or the file that was named."""
 
     path: Path
     bytes: int
@@ -62,7 +62,7 @@ class HubFiles(msgspec.Struct, frozen=True):
 
 
 def parse_hub_source(source: str) -> HubSource | None:
-    """`organisation/name`, or `organisation/name:FILE.gguf`."""
+    """Parse `organisation/name` or `organisation/name:FILE.gguf`; None: it is neither."""
     match = _SOURCE.fullmatch(source.strip())
     if match:
         return HubSource(match["repo"], match["file"] or "")
@@ -79,14 +79,12 @@ def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def hub_token(environ: Mapping[str, str]) -> bool:
-    """Whether gated repositories can be asked for: by a variable, or by what `hf auth login`
-    wrote.
-    """
+    """Return whether gated repositories can be asked for: a variable or a file has a token."""
     return bool(environ.get("HF_TOKEN")) or (hub_cache(environ).parent / "token").is_file()
 
 
 def cached(source: HubSource) -> HubFiles | None:
-    """Return what is there and whole. Asks nobody."""
+    """Return a checkpoint of the cache; None: it is not there, or not whole. Asks no server."""
     folder = _repo_folder(source)
     try:
         if source.file and not is_inside(source.file):
@@ -105,10 +103,7 @@ def cached(source: HubSource) -> HubFiles | None:
 
 
 def _needed(snapshot: Path, file: str) -> list[str]:
-    """Return the weight files that must be there.
-
-    Raises OSError or ValueError where that cannot be told.
-    """
+    """Return the files that must be there; raise OSError or ValueError where it is not known."""
     if file:
         return gguf_parts(file)
     index = snapshot / "model.safetensors.index.json"
@@ -117,11 +112,10 @@ def _needed(snapshot: Path, file: str) -> list[str]:
     weights = [path.name for path in snapshot.glob("*.safetensors")] or [
         path.name for path in snapshot.glob("*.bin")
     ]
-    if (snapshot / "config.json").exists():
-        config = "config.json"
-    else:
-        config = "params.json"
-    return [config, *weights] if weights else []
+    if not weights:
+        return []
+    has_config = (snapshot / "config.json").exists()
+    return ["config.json" if has_config else "params.json", *weights]
 
 
 def _indexed(index: str) -> list[str]:
@@ -188,8 +182,8 @@ def _check(folder: Path, files: Files) -> None:
 
 @contextmanager
 def _client(source: HubSource) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own: Ctrl-C reaches skep alone, which then ends it. What it has fetched
-    stays.
+    """Run the hub's client while the block runs, in a session of its own: Ctrl-C reaches skep
+    alone, which then ends it. What it has fetched stays.
     """
     argv = [sys.executable, "-P", "-m", "skep.weights.hub", source.repo, source.file]
     child = subprocess.Popen(
@@ -220,7 +214,10 @@ def _hear(child: subprocess.Popen[bytes], source: HubSource) -> dict[str, Any]:
 
 
 def _meaning(names: set[str], why: str, number: int | None, source: HubSource) -> SkepError:
-    """Classes are told by name: they moved between modules from one release to the next."""
+    """Return the error that the client's exception stands for.
+
+    `names`: of its classes, which move between modules from one release to the next.
+    """
     page = f"https://huggingface.co/{source.repo}"
     if "GatedRepoError" in names:
         hint = (
@@ -264,7 +261,7 @@ def _repo_folder(source: HubSource) -> Path:
 
 
 def _there(blobs: Path) -> int:
-    """Return the bytes of the repository that are there, begun files included."""
+    """Return the bytes of the repository on this disk, begun files included."""
     total = 0
     with suppress(OSError):
         for path in blobs.iterdir():
@@ -280,16 +277,12 @@ def _there(blobs: Path) -> int:
 
 
 def wanted_files(names: list[str], file: str) -> list[str]:
-    """Return the file with all its parts; without one, what an engine reads: safetensors and their
-    kin.
-    """
+    """Return the file with all its parts; without a file, what an engine reads."""
     if file:
         parts = _FIRST_PART.sub(r"-*-of-\1.gguf", file)
         return [name for name in names if fnmatch.fnmatch(name, parts)]
-    for left_out in (
-        OTHER_WEIGHTS,
-        OTHER_ENGINES,
-    ):  # the same weights in an older form only where there are no others
+    # The same weights in an older form are taken only where there are no others.
+    for left_out in (OTHER_WEIGHTS, OTHER_ENGINES):
         needed = [
             name
             for name in names
@@ -354,9 +347,7 @@ def checked_commit(commit: str | None) -> str:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise ValueError where a name in the hub's list would be a file outside of the folder it
-    belongs in.
-    """
+    """Raise ValueError where a name in the hub's list would lie outside of its folder."""
     for name in names:
         if not is_inside(name):
             raise ValueError(
@@ -437,7 +428,7 @@ def fetch(url: str, blobs: Path, sha256: str | None) -> Path:
 
 
 def end_with_parent() -> None:
-    """However the process ends that started this one, its end of the pipe is closed."""
+    """End this process when its parent ends: however it does, its end of the pipe is closed."""
     sys.stdin.read()
     os._exit(1)
 

@@ -1,6 +1,4 @@
-"""What each layer of a model keeps, by the keys of its config.json that `layer_keys.toml`
-lists.
-"""
+"""What each layer of a model keeps, by the keys of config.json that `layer_keys.toml` lists."""
 
 from __future__ import annotations
 
@@ -62,19 +60,19 @@ class _LayerKeys(msgspec.Struct, frozen=True):
 
 
 class KindsOfLayers(msgspec.Struct, frozen=True):
-    """`kinds`: full, sliding, linear, both (full and linear) or none for each layer. `entries`:
-    what all full layers together keep of a token, in layers that keep it whole; None: as many as
-    there are."""
+    """What the layers keep.
+
+    `kinds`: full, sliding, linear, both (full and linear) or none for each layer. `entries`: how
+    many layers that keep a token whole would keep as much as all full ones; None: just as many."""
 
     kinds: tuple[str, ...]
     entries: float | None = None
 
     def count(self, kind: str) -> int:
+        count = self.kinds.count(kind)
         if kind in ("full", "linear"):
-            both = self.kinds.count("both")
-        else:
-            both = 0
-        return self.kinds.count(kind) + both
+            count += self.kinds.count("both")
+        return count
 
 
 @cache
@@ -118,8 +116,8 @@ def linear_widths(settings: ModelConfig) -> dict[str, int]:
 
 
 def _width(settings: ModelConfig, name: str, entry: int | str | list[str | int]) -> int:
-    """Return a width that a table of the list tells as a number, a key, a product of keys or the
-    first of several.
+    """Return a width that a table states as a number, a key, a product of keys or several of
+    these.
     """
     if isinstance(entry, int):
         return entry
@@ -161,21 +159,18 @@ def _words(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers
 
 
 def _kind_of_name(name: str) -> str:
-    kind = next(
-        (kind for kind, words in _WORDS.items() if any(word in name for word in words)), None
-    )
-    if kind is not None:
-        return kind
+    for kind, words in _WORDS.items():
+        if any(word in name for word in words):
+            return kind
     return "none" if name in _NOTHING else "full"
 
 
 def _numbers(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
-    numbers = settings.list_of(layer.key, layers) or ()
-    if any(
-        str(int(number) if isinstance(number, bool) else number) not in layer.kinds
-        for number in numbers
-    ):
-        raise settings.wrong(layer.key, list(numbers), f"a list of {' and '.join(layer.kinds)}")
+    listed = settings.list_of(layer.key, layers) or ()
+    # JSON's `true` stands for 1.
+    numbers = [int(number) if isinstance(number, bool) else number for number in listed]
+    if any(str(number) not in layer.kinds for number in numbers):
+        raise settings.wrong(layer.key, list(listed), f"a list of {' and '.join(layer.kinds)}")
     return KindsOfLayers(tuple(layer.kinds[str(int(number))] for number in numbers))
 
 
@@ -220,9 +215,9 @@ def _blocks(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayer
 
 
 def _ratios(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
-    """Every layer also keeps the window whole, which the caller adds.
+    """Return what layers keep that share an entry among several tokens.
 
-    Draft layers stand at the end.
+    They also keep the window whole, which the caller adds. Draft layers stand at the end.
     """
     ratios: Sequence[Any] = (settings.list_of(layer.key) or ())[:layers]
     wrong = any(type(ratio) is not int or not 0 <= ratio <= _MAX_RATIO for ratio in ratios)
@@ -230,24 +225,25 @@ def _ratios(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayer
         raise settings.wrong(layer.key, list(ratios), f"a list of {layers} numbers of tokens")
     width = settings.whole("head_dim")
     index = settings.whole("index_head_dim", default=_INDEX_WIDTH)
-    entries = sum(
-        (1 + index / width if ratio == INDEXED_RATIO else 1) / ratio for ratio in ratios if ratio
-    )
-    return KindsOfLayers(
-        tuple("full" if ratio else "sliding" for ratio in ratios), entries or None
+    kinds = tuple("full" if ratio else "sliding" for ratio in ratios)
+    entries = entries_of(ratios, index / width)
+    return KindsOfLayers(kinds, entries or None)
+
+
+def entries_of(ratios: Sequence[int], index_share: float) -> float:
+    """Return how many whole layers keep as much of a token as layers with these ratios.
+
+    `index_share`: what an entry of the index is of one that is kept whole.
+    """
+    return sum(
+        (1 + index_share if ratio == INDEXED_RATIO else 1) / ratio for ratio in ratios if ratio
     )
 
 
 _READERS: Mapping[str, Callable[[ModelConfig, LayerKey, int], KindsOfLayers]] = {
-    "letters": _letters,
-    "words": _words,
-    "numbers": _numbers,
-    "numbered": _numbered,
-    "every": _every,
-    "alike": _alike,
-    "blocks": _blocks,
-    "ratios": _ratios,
-}
+    "letters": _letters, "words": _words, "numbers": _numbers, "numbered": _numbered,
+    "every": _every, "alike": _alike, "blocks": _blocks, "ratios": _ratios,
+}  # fmt: skip
 
 
 def _by_window(settings: ModelConfig, layers: int) -> tuple[str, ...]:
@@ -270,10 +266,9 @@ def _by_window(settings: ModelConfig, layers: int) -> tuple[str, ...]:
 
 
 class LayerBlock(msgspec.Struct, frozen=True):
-    """One layer.
+    """One layer. `kv_heads` 0: it has no attention; `width` 0: no MLP.
 
-    `kv_heads` 0: it has no attention; `width` 0: no MLP. `linear`: what is a plain matrix
-    instead.
+    `linear_attention`, `linear_mlp`: a plain matrix stands in their place.
     """
 
     kv_heads: int
@@ -292,10 +287,9 @@ def blocks_of(settings: ModelConfig, layers: int) -> tuple[LayerBlock, ...]:
 
 
 def _block(settings: ModelConfig, place: int, block: Any, heads: int, hidden: int) -> LayerBlock:
+    entries = []
     if isinstance(block, Mapping):
         entries = [block.get(name) for name in ("attention", "ffn")]
-    else:
-        entries = []
     halves = [
         _half(settings, f"block_configs.{place}.", half)
         for half in entries
@@ -304,17 +298,25 @@ def _block(settings: ModelConfig, place: int, block: Any, heads: int, hidden: in
     if len(halves) != 2:
         raise settings.wrong(f"block_configs.{place}", block, "a table with `attention` and `ffn`")
     attention, mlp = halves
-    kv_heads = width = 0
-    if not _is_left_out(attention):
-        group = attention.whole("n_heads_in_group", high=heads, default=0)
-        if group:
-            kv_heads = heads // group
-        else:
-            kv_heads = attention.whole("num_key_value_heads", high=heads)
+    kv_heads = _kv_heads(attention, heads)
+    width = 0
     if not _is_left_out(mlp):
         width = mlp.whole("intermediate_size", default=0) or _multiplied(mlp, hidden)
-    replaced = (half.flag("replace_with_linear", default=False) for half in (attention, mlp))
-    return LayerBlock(kv_heads, width, *replaced)
+    return LayerBlock(
+        kv_heads=kv_heads,
+        width=width,
+        linear_attention=attention.flag("replace_with_linear", default=False),
+        linear_mlp=mlp.flag("replace_with_linear", default=False),
+    )
+
+
+def _kv_heads(attention: ModelConfig, heads: int) -> int:
+    if _is_left_out(attention):
+        return 0
+    group = attention.whole("n_heads_in_group", high=heads, default=0)
+    if group:
+        return heads // group
+    return attention.whole("num_key_value_heads", high=heads)
 
 
 def _half(settings: ModelConfig, place: str, half: Mapping[str, Any]) -> ModelConfig:
@@ -333,14 +335,11 @@ def _is_left_out(half: ModelConfig) -> bool:
 
 
 def _multiplied(mlp: ModelConfig, hidden: int) -> int:
-    """Return the width of an MLP that is told as a multiple of the hidden size: two thirds,
+    """Return the width of an MLP that is stated as a multiple of the hidden size: two thirds,
     rounded up to 256.
     """
     multiple = mlp.get("ffn_mult")
-    if (
-        isinstance(multiple, bool)
-        or not isinstance(multiple, int | float)
-        or not 0 < multiple < 64
-    ):
+    is_number = isinstance(multiple, int | float) and not isinstance(multiple, bool)
+    if not is_number or not 0 < multiple < 64:
         raise mlp.wrong("ffn_mult", multiple, "a number from 0 to 64")
     return -(-int(2 * multiple * hidden / 3) // 256) * 256

