@@ -44,16 +44,16 @@ def need_of_cuda(cuda: int) -> DriverNeed:
 
 
 def need_of(engine: str, version: str | None) -> DriverNeed | None:
-    """Return what a release needs, the newest where none is named; None: skep does not know the
-    engine's builds.
-    """
+    """Return what a release needs, the newest where none is named; None: it is not known."""
     releases = driver_table().releases.get(engine)
     if releases is None:
         return None
-    numbers = _numbers(version or "")
-    is_older = numbers is not None and numbers < (_numbers(releases.cuda_13_since) or ())
-    is_cuda_12 = is_older or "+cu12" in (version or "")
-    return need_of_cuda(12 if is_cuda_12 else 13)
+    release = version or ""
+    numbers = _numbers(release)
+    first = _numbers(releases.cuda_13_since) or ()
+    if numbers is not None and numbers < first:
+        return need_of_cuda(12)
+    return need_of_cuda(12 if "+cu12" in release else 13)
 
 
 def older_release(engine: str, driver: str) -> str | None:
@@ -68,11 +68,11 @@ def older_release(engine: str, driver: str) -> str | None:
 
 
 def recommended_driver(card: str) -> int | None:
-    """Return the driver that is recommended for a card of this name; None: any that its engine
-    takes.
-    """
-    table = driver_table().recommended
-    return next((driver for name, driver in table.items() if name in card), None)
+    """Return the driver that is recommended for a card of this name; None: none in particular."""
+    for name, driver in driver_table().recommended.items():
+        if name in card:
+            return driver
+    return None
 
 
 def driver_number(driver: str | None) -> int | None:
@@ -83,7 +83,8 @@ def driver_number(driver: str | None) -> int | None:
 
 def _numbers(version: str) -> tuple[int, ...] | None:
     """Return the three numbers of a release; None where there are none, as of a nightly build."""
-    numbers = [int(number) for number in re.findall(r"\d{1,9}", version.partition("+")[0])]
+    release = version.partition("+")[0]
+    numbers = [int(number) for number in re.findall(r"\d{1,9}", release)]
     if not numbers:
         return None
     return tuple([*numbers, 0, 0][:3])

@@ -1,5 +1,4 @@
-"""Names as people type them: `NVIDIA GeForce RTX 3090`, `Qwen/Qwen3-8B-Instruct`, `qwen 3.6 27b
-awq`.
+"""Names as people type them: `NVIDIA GeForce RTX 3090`, `Qwen/Qwen3-8B-Instruct`.
 
 And the packaged TOML files that they are looked up in, taken apart by table, so that asking for
 one entry does not read the hundred others: a line that begins with `[` begins a table there; a
@@ -30,49 +29,57 @@ _DATED = re.compile(r"(?:2[3-9](?:0[1-9]|1[0-2])|v[0-9](?:[._][0-9])?)")  # -250
 
 @lru_cache(maxsize=4096)
 def squeeze(name: str) -> str:
-    """Two names that differ only in case, spaces, dashes,
-    underscores and dots are the same name.
-    """
-    return "".join(c for c in name.casefold() if c.isalnum() or c in "+/")
+    """Return a name without what does not count: case, spaces, dashes, underscores and dots."""
+    letters = [letter for letter in name.casefold() if letter.isalnum() or letter in "+/"]
+    return "".join(letters)
 
 
 def model_spellings(name: str) -> tuple[str, ...]:
-    """What to look for, most literal first: the name, without its owner, without endings that
-    change no width.
+    """Return what to look for, most literal first: the name, without its owner, without endings
+    that change no width.
     """
     text = name.strip().casefold()
     spellings_found = [squeeze(text)]
-    if not text.startswith((".", "/", "~")) and text.count("/") == 1:
+    is_path = text.startswith((".", "/", "~"))
+    if text.count("/") == 1 and not is_path:
         text = text.partition("/")[2]
         spellings_found.append(squeeze(text))
-    words = [word for word in re.split(r"[\s_-]+", text) if word]
-    while len(words) > 1 and (words[-1] in _ENDINGS or _DATED.fullmatch(words[-1])):
+    words = _words(text)
+    while len(words) > 1 and _is_ending(words[-1]):
         words.pop()
         spellings_found.append(squeeze("-".join(words)))
     return _distinct(spellings_found)
+
+
+def _is_ending(word: str) -> bool:
+    return word in _ENDINGS or _DATED.fullmatch(word) is not None
 
 
 def device_spellings(name: str) -> tuple[str, ...]:
     """Return the name as it is, without the vendor's words, with a family's word that people leave
     out.
     """
-    words = [word for word in re.split(r"[\s_-]+", _TRADEMARKS.sub(" ", name.casefold())) if word]
-    bare = "-".join(word for word in words if word not in _VENDORS)
-    with_family = "-".join(word for word in words if word not in _VENDORS or word in _FAMILIES)
-    tried = ("-".join(words), with_family, bare, *(f"{family}-{bare}" for family in _FAMILIES))
-    return _distinct(squeeze(text) for text in tried)
+    words = _words(_TRADEMARKS.sub(" ", name.casefold()))
+    of_card = [word for word in words if word not in _VENDORS]
+    of_family = [word for word in words if word not in _VENDORS or word in _FAMILIES]
+    bare = "-".join(of_card)
+    texts = ["-".join(words), "-".join(of_family), bare]
+    texts += [f"{family}-{bare}" for family in _FAMILIES]
+    return _distinct(map(squeeze, texts))
 
 
 def split_memory(name: str) -> tuple[str, float | None]:
-    """`Apple M4 24GB` is `Apple M4` and 24."""
+    """Return a name without its memory, and that: `Apple M4 24GB` is `Apple M4` and 24."""
+    stripped = name.strip()
     match = _MEMORY.search(name.casefold().strip())
     if match is None:
         return name, None
-    return name.strip()[: match.start()].strip(" -_"), float(match.group(1))
+    shorter = stripped[: match.start()].strip(" -_")
+    return shorter, float(match.group(1))
 
 
 def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> tuple[str, ...]:
-    """Entries whose name resembles this one; `spelled` maps a squeezed spelling to its entry."""
+    """Return entries with a similar name; `spelled` maps a squeezed spelling to its entry."""
     from difflib import get_close_matches
 
     squeezed = squeeze(name)
@@ -81,7 +88,8 @@ def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> t
         close += [text for text in spelled if squeezed in text]
     if not close:  # better a far one than none, as long as something of it is alike
         close = get_close_matches(squeezed, spelled, n=count, cutoff=0.4)
-    return tuple(dict.fromkeys(spelled[text] for text in close))[:count]
+    entries = dict.fromkeys(spelled[text] for text in close)
+    return tuple(entries)[:count]
 
 
 def begun_names(name: str, spelled: Mapping[str, str]) -> tuple[str, ...]:
@@ -122,8 +130,11 @@ def table_texts(file_name: str) -> Mapping[str, str]:
     from importlib.resources import files
 
     text = files("skep.catalog").joinpath(file_name).read_text(encoding="utf-8")
-    parts = ("\n" + text).split("\n[")[1:]
-    return {name.strip('"'): body for name, _, body in (part.partition("]\n") for part in parts)}
+    tables = {}
+    for part in ("\n" + text).split("\n[")[1:]:
+        name, _, body = part.partition("]\n")
+        tables[name.strip('"')] = body
+    return tables
 
 
 @lru_cache(maxsize=1)
@@ -182,4 +193,7 @@ def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
     if spelled and spelled[0] in ids:
         return ids[spelled[0]]
     names = spellings(file_name)
-    return next((names[spelling] for spelling in spelled if spelling in names), None)
+    for spelling in spelled:
+        if spelling in names:
+            return names[spelling]
+    return None

@@ -37,9 +37,9 @@ class AcceptedKeys:
         `must_read`: raise UserError where the file cannot be read; else there are no keys until it
         can."""
         self._path = path
-        self._own: tuple[KeySpec, ...] = ()
+        self._own_keys: tuple[KeySpec, ...] = ()
         if own_key:
-            self._own = (KeySpec(_OWN_NAME, digest_of(own_key), admin=True),)
+            self._own_keys = (KeySpec(_OWN_NAME, digest_of(own_key), admin=True),)
         self._state: _FileState = None
         self._take(())
         if must_read:
@@ -78,7 +78,7 @@ class AcceptedKeys:
             log.error("keys.unreadable error=%s", one_line(error.message))
 
     def _take(self, keys: tuple[KeySpec, ...]) -> None:
-        accepted = (*keys, *self._own)
+        accepted = (*keys, *self._own_keys)
         self._ring = KeyRing(accepted)
         self._by_digest = {spec.sha256: spec for spec in accepted}
 

@@ -142,9 +142,9 @@ class _TableReader:
         inside = f"{place}." if place else ""
         for field in msgspec.structs.fields(kind):
             rule = rules_of(kind)[field.name]
-            key = rule.get("key", field.name)
             if "hidden" in rule or field.name in values:
                 continue
+            key = rule.get("key", field.name)
             if "parse" in rule and (key in value or rule.get("beside") in value):
                 with self.problems.gathered():
                     values[field.name] = self._parsed(value, key, rule, inside)
@@ -156,13 +156,15 @@ class _TableReader:
             elif field.required and key not in misspelt:
                 hint = _MISSING.get(key, self._docs)
                 self.problems.add(UserError(f"`{inside}{key}` is missing", hint=hint))
-        if any(
-            field.required and field.name not in values for field in msgspec.structs.fields(kind)
-        ):
+        if not _required_fields(kind) <= values.keys():
             return None
-        record = kind(**values)
-        if kind in self._checks:
-            self._checks[kind](record, value, place, self.problems)
+        return self._checked(kind(**values), value, place)
+
+    def _checked(self, record: Any, table: Mapping[str, Any], place: str) -> Any:
+        """Return the value of a table, once its check has looked at it."""
+        check = self._checks.get(type(record))
+        if check is not None:
+            check(record, table, place, self.problems)
         return record
 
     def _check_keys(self, table: Mapping[str, Any], kind: Any, place: str) -> set[str]:
@@ -231,6 +233,10 @@ class _TableReader:
     def _wrong(self, place: str, value: Any, words: str) -> UserError:
         value_words = "" if self._secret else f" = {_written(value)}:"
         return UserError(f"`{place}`{value_words} {words}", hint=self._docs)
+
+
+def _required_fields(kind: type) -> set[str]:
+    return {field.name for field in msgspec.structs.fields(kind) if field.required}
 
 
 def _plain_type(hint: Any) -> Any:

@@ -107,7 +107,8 @@ def _total(prices: Sequence[float | None]) -> float | None:
 
 def _title(cards: Sequence[Device]) -> str:
     counts = Counter(card.id for card in cards)
-    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items())
+    parts = [f"{count}x {name}" if count > 1 else name for name, count in counts.items()]
+    return " + ".join(parts)
 
 
 def _with_links(rig: Rig, words: str) -> Rig:
@@ -138,10 +139,13 @@ def _linked(rig: Rig, word: str, members: str | None) -> Rig:
         chosen = [(a, a + 1) for a in range(0, count - 1, 2)]
     links = {pair: _make(word, rig, *pair) for pair in chosen or [(0, 0)]}
     if chosen == all_pairs and len(set(links.values())) == 1:
-        return replace(rig, default_link=next(iter(links.values())), pairs=())
-    pairs = {(a, b): link for a, b, link in rig.pairs}
-    pairs |= {pair: links[pair] for pair in chosen}
-    return replace(rig, pairs=tuple((a, b, link) for (a, b), link in sorted(pairs.items())))
+        default = next(iter(links.values()))
+        return replace(rig, default_link=default, pairs=())
+    joined = {(a, b): link for a, b, link in rig.pairs}
+    for pair in chosen:
+        joined[pair] = links[pair]
+    pairs = tuple((a, b, link) for (a, b), link in sorted(joined.items()))
+    return replace(rig, pairs=pairs)
 
 
 def _has_bridge(card: Device) -> bool:
@@ -210,13 +214,18 @@ def rig_of_host(facts: HostFacts, link: str | None = None) -> ResolvedRig:
     described = [_host_card(gpu) for gpu in facts.gpus]
     cards = [card for card, _ in described]
     notes = [note for _, note in described if note]
-    pairs = [
-        (a, b, _host_link(kind, facts.gpus[a], facts.gpus[b], cards[a], cards[b]))
-        for a, b, kind in facts.links
-        if max(a, b) < len(cards)
-    ]
-    rig = Rig(tuple(cards), usual_link(cards), tuple(pairs), f"this machine ({_title(cards)})")
-    rig = replace(rig, ram_gib=facts.memory_bytes / GIB if facts.memory_bytes else None)
+    pairs = []
+    for a, b, kind in facts.links:
+        if max(a, b) < len(cards):
+            measured_link = _host_link(kind, facts.gpus[a], facts.gpus[b], cards[a], cards[b])
+            pairs.append((a, b, measured_link))
+    rig = Rig(
+        cards=tuple(cards),
+        default_link=usual_link(cards),
+        pairs=tuple(pairs),
+        title=f"this machine ({_title(cards)})",
+        ram_gib=facts.memory_bytes / GIB if facts.memory_bytes else None,
+    )
     if link is not None:
         rig = _with_links(replace(rig, pairs=()), link)
     return ResolvedRig(rig, tuple(dict.fromkeys(notes)))

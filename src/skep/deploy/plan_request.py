@@ -28,7 +28,16 @@ from skep.planner.order import first_of
 from skep.planner.published import PublishedRow, cards_title, published_rows, way_of
 from skep.planner.ranking import Basis, BasisOf, band
 from skep.planner.rules import runs_cuda_kernels
-from skep.planner.setup import QUANTS, Quant, Rig, Speculation, find_kv, find_quant, known_quant
+from skep.planner.setup import (
+    QUANTS,
+    Quant,
+    Rig,
+    Setup,
+    Speculation,
+    find_kv,
+    find_quant,
+    known_quant,
+)
 from skep.planner.step import published_constants
 from skep.planner.would_fit import fits_nowhere
 
@@ -151,19 +160,22 @@ class PlanAnswer(Struct, frozen=True):
         """
         remaining = [(choice, list(choice.plans)) for choice in self.choices if choice.plans]
         ordered: list[tuple[PlanChoice, Plan]] = []
-        if remaining:
-            place = next(
-                n for n, (choice, _) in enumerate(remaining) if choice is self.recommended
-            )
-            ordered.append((self.recommended, remaining[place][1].pop(0)))
-            remaining = [(rig, rest) for rig, rest in remaining if rest]
         while remaining:
-            best = first_of([plans[0].rated for _, plans in remaining])
-            place = next(n for n, (_, plans) in enumerate(remaining) if plans[0].rated is best)
+            firsts = [plans[0].rated for _, plans in remaining]
+            if ordered:
+                place = _index_of(first_of(firsts), firsts)
+            else:
+                place = _index_of(self.recommended, [choice for choice, _ in remaining])
             choice, plans = remaining[place]
             ordered.append((choice, plans.pop(0)))
-            remaining = [(rig, rest) for rig, rest in remaining if rest]
+            if not plans:
+                del remaining[place]
         return ordered
+
+
+def _index_of(target: object, objects: Sequence[object]) -> int:
+    """Return the place of just this object; an equal one is another."""
+    return next(number for number, entry in enumerate(objects) if entry is target)
 
 
 def answer_plan(
@@ -241,10 +253,18 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
         from skep.stats.slo import SloLimits
 
         limits = tuple((limit.name, limit.ms) for limit in SloLimits.parse(flags.slo).limits)
-    max_tokens = min(flags.context or _NO_LIMIT, model.geometry.max_context or _NO_LIMIT)
-    output = flags.output_tokens or min(AGENT_OUTPUT_TOKENS, max(1, max_tokens // 8))
-    prompt = flags.input_tokens or min(AGENT_INPUT_TOKENS, max(1, max_tokens - output))
-    return PlanGoal(flags.goal, flags.agents, prompt, output, limits)
+    model_limit = model.geometry.max_context or _NO_LIMIT
+    max_tokens = min(flags.context or _NO_LIMIT, model_limit)
+    usual_output = min(AGENT_OUTPUT_TOKENS, max(1, max_tokens // 8))
+    output = flags.output_tokens or usual_output
+    usual_input = min(AGENT_INPUT_TOKENS, max(1, max_tokens - output))
+    return PlanGoal(
+        kind=flags.goal,
+        agents=flags.agents,
+        input_tokens=flags.input_tokens or usual_input,
+        output_tokens=output,
+        limits=limits,
+    )
 
 
 def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
@@ -532,8 +552,9 @@ def measurements(plan: Plan) -> list[PublishedRow]:
 
 def _row_words(best: Plan, row: PublishedRow) -> str:
     """Return a row with what is different from the plan."""
-    differs = row.way != way_of(best.setup.layout, best.setup.spec, best.setup.engine)
-    how = [f"with {row.way}"] if differs else []
+    how = []
+    if row.way != _way_of(best.setup):
+        how.append(f"with {row.way}")
     if row.quant is not None and row.quant != best.setup.quant.id:
         how.append(f"in {QUANTS[row.quant].title}")
     # The speed of one stream, whatever its length.
@@ -550,18 +571,22 @@ def _row_words(best: Plan, row: PublishedRow) -> str:
 
 def _compared(best: Plan, row: PublishedRow) -> str:
     load = row.load
+    setup = best.setup
     expected = best.rated.prospect.figure(load, row.metric)
-    alike = row.way == way_of(best.setup.layout, best.setup.spec, best.setup.engine)
-    alike = alike and row.quant == best.setup.quant.id
+    alike = row.way == _way_of(setup) and row.quant == setup.quant.id
     why = ""
-    around = band(best.setup, best.rated.card, load.concurrency)
-    slots = (best.setup.slots or load.concurrency) * best.setup.layout.replicas
+    around = band(setup, best.rated.card, load.concurrency)
+    slots = (setup.slots or load.concurrency) * setup.layout.replicas
     if slots < load.concurrency:
         why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
     elif alike and not expected * around.low <= row.tok_s <= expected * around.high:
         why = "; trust the published figure, not the plan"
     off = (expected / row.tok_s - 1) * 100
     return f"; this plan expects {expected:,.0f} there, {off:+z.0f} %{why}"
+
+
+def _way_of(setup: Setup) -> str:
+    return way_of(setup.layout, setup.spec, setup.engine)
 
 
 def _not_compared(best: Plan, row: PublishedRow) -> str:

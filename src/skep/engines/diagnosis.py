@@ -60,20 +60,19 @@ def plain(raw: str) -> LogLine:
     """
     text = _COLOURS.sub("", raw[:LONGEST_RAW])
     level = ""
-    file = rule_file()
-    while (prefix := _prefix_of(text, file.prefixes)) is not None:
+    while (prefix := _prefix_of(text)) is not None:
         text = text[prefix.end() :]
         groups = prefix.groupdict()
         if word := (groups.get("word") or groups.get("letter") or "").upper():
-            level = file.levels.get(word, word)
+            level = rule_file().levels.get(word, word)
     text = text.strip()[:LONGEST]
     if not level and _PYTHON_WARNING.search(text):
         level = "WARNING"
     return LogLine(text, level, _SOURCE.match(text) is not None)
 
 
-def _prefix_of(text: str, prefixes: Sequence[re.Pattern[str]]) -> re.Match[str] | None:
-    for pattern in prefixes:
+def _prefix_of(text: str) -> re.Match[str] | None:
+    for pattern in rule_file().prefixes:
         prefix = pattern.match(text)
         if prefix is not None:
             return prefix
@@ -113,8 +112,9 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
     only_if: str = ""  # a condition of `ONLY_IF`
 
     def concerns(self, launch: Launch) -> bool:
-        of_it = not self.engines or launch.engine in self.engines
-        return of_it and (not self.only_if or ONLY_IF[self.only_if](launch))
+        if self.engines and launch.engine not in self.engines:
+            return False
+        return not self.only_if or ONLY_IF[self.only_if](launch)
 
 
 def match(
@@ -127,11 +127,16 @@ def match(
         facts = _looked(rule, lines, at, near)
         if facts is not None:
             return FailureCase(launch, lines[at].shown, facts | _worked_out(facts))
-    # A container says 128 + n.
-    ended = abs(code) % 128 if code is not None and (code < 0 or code > 128) else 0
-    if SIGNALS.get(ended) in rule.signals:
+    if _signal_of(code) in rule.signals:
         return FailureCase(launch)
     return None
+
+
+def _signal_of(code: int | None) -> str | None:
+    """Return the signal that ended a process. A container says 128 + its number."""
+    if code is None or 0 <= code <= 128:
+        return None
+    return SIGNALS.get(abs(code) % 128)
 
 
 def _worked_out(facts: Mapping[str, str]) -> dict[str, Any]:
@@ -181,22 +186,28 @@ def _looked(
     line = lines[at]
     if line.level in ("DEBUG", "INFO") or (line.quiet and not rule.warnings):
         return None
-    hit = next(filter(None, (look.search(line.text) for look in rule.looks)), None)
-    if hit is None:
-        return None
-    if near.missing(at - ABOVE, at + BELOW):
+    hit = _first_hit(rule.looks, line.text)
+    if hit is None or near.missing(at - ABOVE, at + BELOW):
         return None
     text = " ".join(line.text for line in lines[at : at + 1 + BELOW])
     if rule.unless is not None and rule.unless.search(text):
         return None
-    facts: dict[str, str] = {}
-    for look in rule.numbers:
-        if (numbers := look.search(text)) is not None:
-            facts |= {
-                name: value for name, value in numbers.groupdict().items() if value is not None
-            }
-            break
-    return facts | {name: value for name, value in hit.groupdict().items() if value is not None}
+    numbers = _first_hit(rule.numbers, text)
+    facts = _groups(numbers) if numbers is not None else {}
+    return facts | _groups(hit)
+
+
+def _first_hit(patterns: Sequence[re.Pattern[str]], text: str) -> re.Match[str] | None:
+    for pattern in patterns:
+        hit = pattern.search(text)
+        if hit is not None:
+            return hit
+    return None
+
+
+def _groups(hit: re.Match[str]) -> dict[str, str]:
+    groups = hit.groupdict()
+    return {name: value for name, value in groups.items() if value is not None}
 
 
 def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
@@ -315,8 +326,11 @@ def find_rule(
     lines = [plain(raw) for raw in tail[-MOST_LINES:]]
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     file = rule_file()
-    for rule in file.kernel if killed and oom_kills else file.rules:
-        if (killed and rule.id in _OF_REQUESTS) or (rule.id == _UNSAID and root(tail)):
+    rules = file.kernel if killed and oom_kills else file.rules
+    for rule in rules:
+        if killed and rule.id in _OF_REQUESTS:
+            continue
+        if rule.id == _UNSAID and root(tail):
             continue
         case = match(rule, launch, code, lines)
         if case is None:
@@ -356,11 +370,14 @@ def diagnose(
         if matched is not None:
             return make_diagnosis(*matched)
     if code is not None and code < 0:
-        how = f"killed by {SIGNALS.get(-code, f'signal {-code}')}"
-        return Diagnosis(how + (": out of memory?" if code == -signal.SIGKILL else ""))
-    ended = "" if code is None else f"exit code {code}"
+        name = SIGNALS.get(-code, f"signal {-code}")
+        guess = ": out of memory?" if code == -signal.SIGKILL else ""
+        return Diagnosis(f"killed by {name}{guess}")
     last = _last_words(tail)
-    cause = f"{last} ({ended})" if last and ended else last or ended
+    if code is None:
+        return Diagnosis(last)
+    ended = f"exit code {code}"
+    cause = f"{last} ({ended})" if last else ended
     return Diagnosis(cause, final=code == 127)
 
 
@@ -376,10 +393,10 @@ def _own_last_words(launch: Launch, code: int, tail: Sequence[str]) -> Diagnosis
 
 def _last_words(tail: Sequence[str]) -> str:
     """Return the last line that looks like a reason, else the last one at all."""
-    causes = [
-        line[:LONGEST] for line in tail if _WORDS.search(line[:LONGEST]) and not plain(line).quiet
-    ]
-    last = next((line.strip() for line in reversed(causes or list(tail)) if line.strip()), "")
+    errors = [line for line in tail if _WORDS.search(line[:LONGEST])]
+    causes = [line[:LONGEST] for line in errors if not plain(line).quiet]
+    words = [line.strip() for line in causes or tail]
+    last = next(filter(None, reversed(words)), "")
     if last and rule_file().says_nothing.search(last[:LONGEST]):
         return root(tail) or last
     return last

@@ -118,7 +118,9 @@ def _lower_share(case: FailureCase, was: float) -> float:
     """Return it lower by a step, or by what was tried to allocate and was not free, if that is
     more.
     """
-    tried, free, total = (_bytes(case, name) for name in ("tried", "free", "total"))
+    tried = _bytes(case, "tried")
+    free = _bytes(case, "free")
+    total = _bytes(case, "total")
     missing = 0.0
     if tried is not None and free is not None and total:
         missing = (max(0, tried - free) + _SPARE) / total
@@ -136,7 +138,9 @@ def _bytes(case: FailureCase, name: str) -> int | None:
 def _free_share(case: FailureCase, _was: float) -> float | None:
     """Return the share of the card that is free. `free` and `total` are GiB without unit."""
     try:
-        return int(100 * float(case.facts["free"]) / float(case.facts["total"]) - 0.5) / 100
+        free = float(case.facts["free"])
+        total = float(case.facts["total"])
+        return int(100 * free / total - 0.5) / 100
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
@@ -186,9 +190,15 @@ def _refused_by_rule(launch: Launch, cards: Sequence[Device]) -> Diagnosis | Non
     model = find_geometry(launch.checkpoint or "") or find_geometry(launch.model)
     if model is None or model.estimated:
         return None
-    quant = (known_quant(options.quant) if options.quant else None) or QUANTS["bf16"]
-    kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
-    setup = Setup(model, quant, kv, launch.engine, Layout(options.tp, options.pp, 1, options.dp))
+    quant = known_quant(options.quant) if options.quant else None
+    kv = known_kv(options.kv) if options.kv else None
+    setup = Setup(
+        model=model,
+        quant=quant or QUANTS["bf16"],
+        kv=kv or KV_TYPES["bf16"],
+        engine=launch.engine,
+        layout=Layout(options.tp, options.pp, 1, options.dp),
+    )
     first = find_first("refused", setup, Rig(tuple(cards)), _REFUSING)
     if first is None:
         return None

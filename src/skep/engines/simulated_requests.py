@@ -168,7 +168,7 @@ class SimulatedAnswer:
     What all its events have in common is written once.
     """
 
-    __slots__ = ("_ask", "_fields", "_made", "_prefix", "_suffix")
+    __slots__ = ("_ask", "_fields", "_prefix", "_sent", "_suffix")
 
     def __init__(self, ask: SimulatedQuery, number: int, model: str, created: int) -> None:
         kind = "chat.completion.chunk" if ask.stream else "chat.completion"
@@ -183,12 +183,12 @@ class SimulatedAnswer:
         before, _, after = self._event({"content": "\0"}).partition(b'"\\u0000"')
         self._prefix = before
         self._suffix = after
-        self._made = 0
+        self._sent = 0
 
     def more(self, count: int) -> bytes:
         """Return the event of so many tokens more; the first one has the role before it."""
-        first = self._made
-        self._made = self._made + count
+        first = self._sent
+        self._sent = self._sent + count
         if first == 0:
             opening = self._event({"role": "assistant", "content": ""})
         else:
@@ -196,7 +196,7 @@ class SimulatedAnswer:
         return (
             opening
             + self._prefix
-            + json.dumps(self._ask.script.text(first, self._made)).encode()
+            + json.dumps(self._ask.script.text(first, self._sent)).encode()
             + self._suffix
         )
 

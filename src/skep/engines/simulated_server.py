@@ -122,7 +122,7 @@ class SimulatedRequest:
     sent_s: float
     let_in_s: float | None = None
     first_s: float | None = None
-    made: int = 0
+    tokens_sent: int = 0
     base: float = 0.0  # the clockwork's count when its first token came
 
 
@@ -207,10 +207,11 @@ class SimulatedLoop:
                 self._give(started, 1)
         for work in decoding:
             if work.sequence.id in last:
-                self._give(work, work.total - work.made)
+                self._give(work, work.total - work.tokens_sent)
             elif work.sequence.id in self._works:
                 self._give(
-                    work, min(work.total, 1 + int(self._gained - work.base + 1e-6)) - work.made
+                    work,
+                    min(work.total, 1 + int(self._gained - work.base + 1e-6)) - work.tokens_sent,
                 )
         for work in ended:
             self._close(work, at)
@@ -229,7 +230,7 @@ class SimulatedLoop:
 
     def _give(self, work: SimulatedRequest, count: int) -> None:
         if count > 0:
-            work.made += count
+            work.tokens_sent += count
             self.meters.output_tokens += count
             work.gain(count)
 

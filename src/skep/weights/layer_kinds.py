@@ -140,9 +140,12 @@ def _width(settings: ModelConfig, name: str, entry: int | str | list[str | int])
 
 def _letters(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     pattern = settings.text(layer.key)
-    if len(pattern) != layers or set(pattern) - set(layer.kinds):
-        raise settings.wrong(layer.key, pattern, f"{layers} letters of {' '.join(layer.kinds)}")
-    return KindsOfLayers(tuple(layer.kinds[letter] for letter in pattern))
+    unknown = set(pattern) - set(layer.kinds)
+    if len(pattern) != layers or unknown:
+        letters = " ".join(layer.kinds)
+        raise settings.wrong(layer.key, pattern, f"{layers} letters of {letters}")
+    kinds = tuple(layer.kinds[letter] for letter in pattern)
+    return KindsOfLayers(kinds)
 
 
 def _words(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
@@ -167,11 +170,16 @@ def _kind_of_name(name: str) -> str:
 
 def _numbers(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     listed = settings.list_of(layer.key, layers) or ()
-    # JSON's `true` stands for 1.
-    numbers = [int(number) if isinstance(number, bool) else number for number in listed]
-    if any(str(number) not in layer.kinds for number in numbers):
-        raise settings.wrong(layer.key, list(listed), f"a list of {' and '.join(layer.kinds)}")
-    return KindsOfLayers(tuple(layer.kinds[str(int(number))] for number in numbers))
+    kinds = []
+    for number in listed:
+        # JSON's `true` stands for 1.
+        written = str(int(number)) if isinstance(number, bool) else str(number)
+        kind = layer.kinds.get(written)
+        if kind is None:
+            numbers = " and ".join(layer.kinds)
+            raise settings.wrong(layer.key, list(listed), f"a list of {numbers}")
+        kinds.append(kind)
+    return KindsOfLayers(tuple(kinds))
 
 
 def _numbered(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
@@ -182,9 +190,9 @@ def _numbered(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLay
             layer.key, list(listed), f"a list of layers from {layer.first} to {last}"
         )
     places = set(listed)
-    kinds = (
-        layer.named if layer.first + place in places else layer.others for place in range(layers)
-    )
+    kinds = [layer.others] * layers
+    for number in places:
+        kinds[number - layer.first] = layer.named
     return KindsOfLayers(tuple(kinds))
 
 
@@ -193,7 +201,9 @@ def _every(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers
     offset = step - 1
     if layer.offset is not None:
         offset = settings.whole(layer.offset, low=0, high=step - 1, default=offset)
-    kinds = (layer.named if place % step == offset else layer.others for place in range(layers))
+    kinds = [layer.others] * layers
+    for place in range(offset, layers, step):
+        kinds[place] = layer.named
     return KindsOfLayers(tuple(kinds))
 
 
@@ -219,15 +229,19 @@ def _ratios(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayer
 
     They also keep the window whole, which the caller adds. Draft layers stand at the end.
     """
-    ratios: Sequence[Any] = (settings.list_of(layer.key) or ())[:layers]
-    wrong = any(type(ratio) is not int or not 0 <= ratio <= _MAX_RATIO for ratio in ratios)
-    if wrong or len(ratios) < layers:
+    listed: Sequence[Any] = settings.list_of(layer.key) or ()
+    ratios = listed[:layers]
+    if len(ratios) < layers or not all(map(_is_ratio, ratios)):
         raise settings.wrong(layer.key, list(ratios), f"a list of {layers} numbers of tokens")
     width = settings.whole("head_dim")
     index = settings.whole("index_head_dim", default=_INDEX_WIDTH)
     kinds = tuple("full" if ratio else "sliding" for ratio in ratios)
     entries = entries_of(ratios, index / width)
     return KindsOfLayers(kinds, entries or None)
+
+
+def _is_ratio(ratio: Any) -> bool:
+    return type(ratio) is int and 0 <= ratio <= _MAX_RATIO
 
 
 def entries_of(ratios: Sequence[int], index_share: float) -> float:
