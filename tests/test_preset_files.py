@@ -52,7 +52,7 @@ def test_a_whole_file_becomes_values():
 
 
 @pytest.mark.parametrize(
-    ("changed", "more", "name", "value"),
+    ("changed", "extra", "name", "value"),
     [
         ({}, "date = 2026-05-01\n", "date", "2026-05-01"),
         (
@@ -69,11 +69,11 @@ def test_a_whole_file_becomes_values():
         "a layer split over all cards names them all",
     ],
 )
-def test_what_is_unusual_is_taken_where_it_can_be(changed, more, name, value):
+def test_what_is_unusual_is_taken_where_it_can_be(changed, extra, name, value):
     text = PLAIN
     for old, new in changed.items():
         text = text.replace(old, new)
-    assert getattr(parse_preset(text + more, "mine", "mine.toml"), name) == value
+    assert getattr(parse_preset(text + extra, "mine", "mine.toml"), name) == value
 
 
 def test_what_is_not_said_is_unknown_and_a_context_is_enough_for_the_figures():
@@ -228,10 +228,10 @@ def test_a_single_error_of_a_preset_is_one_line_and_a_likely_key_is_named():
 
 
 @pytest.mark.parametrize(
-    ("more", "line"), [('date = "never ends\n', "line 8"), ("gpus = [1,\n", "end of document")]
+    ("lines", "line"), [('date = "never ends\n', "line 8"), ("gpus = [1,\n", "end of document")]
 )
-def test_broken_toml_is_named_with_its_line(more, line):
-    message = refused(PLAIN + more).message
+def test_broken_toml_is_named_with_its_line(lines, line):
+    message = refused(PLAIN + lines).message
     assert message.startswith("presets/mine.toml: this is not TOML: ")
     assert line in message
 

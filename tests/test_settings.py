@@ -25,10 +25,10 @@ def test_folders_follow_xdg_and_ignore_relative_values(tmp_path):
 def test_two_installations_do_not_share_a_control_socket(tmp_path):
     """Only the state folder differs, and the runtime folder is the same for both."""
     shared = {"HOME": "/home/bee", "XDG_RUNTIME_DIR": str(tmp_path)}
-    one = user_paths({**shared, "XDG_STATE_HOME": "/a"})
-    other = user_paths({**shared, "XDG_STATE_HOME": "/b"})
-    assert one.socket != other.socket
-    assert one.runtime.parent == other.runtime.parent == tmp_path
+    first = user_paths({**shared, "XDG_STATE_HOME": "/a"})
+    second = user_paths({**shared, "XDG_STATE_HOME": "/b"})
+    assert first.socket != second.socket
+    assert first.runtime.parent == second.runtime.parent == tmp_path
 
 
 def test_a_runtime_folder_too_long_for_a_socket_is_replaced_by_a_short_one_and_one_open_to_others_refused(
@@ -91,11 +91,11 @@ def test_a_wrong_key_or_value_is_named_with_its_place(document, where):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("bad.toml", r"bad\.toml cannot be read"), ("no.toml", "does not exist")]
+    ("name", "message"), [("bad.toml", r"bad\.toml cannot be read"), ("no.toml", "does not exist")]
 )
-def test_a_file_that_is_asked_for_must_exist_and_be_toml(tmp_path, name, said):
+def test_a_file_that_is_asked_for_must_exist_and_be_toml(tmp_path, name, message):
     (tmp_path / "bad.toml").write_text("[gateway\n")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_settings(tmp_path / name, user_paths({"HOME": str(tmp_path)}), {})
 
 

@@ -48,8 +48,8 @@ def test_noise_never_raises():
 
 
 def test_a_suggestion_is_a_sentence_and_a_part_of_a_name_suggests_what_holds_it():
-    said = [did_you_mean(names, "see the list") for names in ((), ("a",), ("a", "b"))]
-    assert said == ["see the list", "did you mean `a`?", "did you mean `a` or `b`?"]
+    hints = [did_you_mean(names, "see the list") for names in ((), ("a",), ("a", "b"))]
+    assert hints == ["see the list", "did you mean `a`?", "did you mean `a` or `b`?"]
     assert similar_names("3090", {"rtx3090": "rtx-3090", "rtx4090": "rtx-4090"})[0] == "rtx-3090"
 
 

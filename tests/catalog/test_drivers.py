@@ -66,25 +66,27 @@ def test_a_card_may_have_a_recommendation_beyond_what_its_engine_needs():
 def test_nobody_else_has_a_number_of_a_driver_of_their_own():
     """Doctor said 580, the plan 575 and the installation 580."""
     table = driver_table()
-    known = {*table.oldest.values(), *table.recommended.values()}
+    drivers = {*table.oldest.values(), *table.recommended.values()}
     texts = [
         (DOCS / name).read_text(encoding="utf-8") for name in ("engines.md", "troubleshooting.md")
     ]
-    told = {int(number) for text in texts for number in re.findall(r"[Dd]river (\d{3})", text)}
-    assert told <= known
+    documented = {
+        int(number) for text in texts for number in re.findall(r"[Dd]river (\d{3})", text)
+    }
+    assert documented <= drivers
     assert not [case for case in rules()["driver"].cases if re.search(r"\d{3}", case.sentence)]
 
 
 def test_a_driver_of_a_shipped_preset_is_the_table_s_or_named_as_its_author_s_word():
     """Five recipes said 575 for a build that the table gives 525."""
-    said = [
+    sentences = [
         (preset.name, need.what, need_of(preset.engine, preset.engine_version))
         for preset in shipped_presets().values()
         for need in preset.needs
         if need.kind == "driver"
     ]
-    assert said
-    for name, what, need in said:
-        own_words, _, number = what.rpartition("driver ")
+    assert sentences
+    for name, expected, need in sentences:
+        own_words, _, number = expected.rpartition("driver ")
         ours = need is not None and driver_number(number) == need.driver
         assert ours or own_words == "its author says ", name

@@ -32,26 +32,26 @@ def test_no_two_entries_claim_one_spelling(file_name):
             assert spellings(file_name)[squeezed] == name
 
 
-@pytest.mark.parametrize("found", KNOWN.values(), ids=KNOWN)
-def test_every_value_is_possible_and_says_where_it_was_read(found):
-    assert found.fp16_tflops > 1
-    assert 4 <= found.memory_gib <= 600
-    assert 50 <= found.bandwidth_gbs <= 10_000
-    assert found.formats[0] == "fp16"
-    assert (found.compute_capability is not None) == (found.vendor == "nvidia")
-    assert found.fp8_tflops is None or (
-        "fp8" in found.formats and found.fp8_tflops > found.fp16_tflops
+@pytest.mark.parametrize("device", KNOWN.values(), ids=KNOWN)
+def test_every_value_is_possible_and_says_where_it_was_read(device):
+    assert device.fp16_tflops > 1
+    assert 4 <= device.memory_gib <= 600
+    assert 50 <= device.bandwidth_gbs <= 10_000
+    assert device.formats[0] == "fp16"
+    assert (device.compute_capability is not None) == (device.vendor == "nvidia")
+    assert device.fp8_tflops is None or (
+        "fp8" in device.formats and device.fp8_tflops > device.fp16_tflops
     )
-    assert found.fp4_tflops is None or "fp4" in found.formats
-    assert "fp4" not in found.formats or "fp8" in found.formats
-    assert {"memory_gib", "bandwidth_gbs", "fp16_tflops", "formats"} <= set(found.origins)
-    for origin in found.origins.values():
+    assert device.fp4_tflops is None or "fp4" in device.formats
+    assert "fp4" not in device.formats or "fp8" in device.formats
+    assert {"memory_gib", "bandwidth_gbs", "fp16_tflops", "formats"} <= set(device.origins)
+    for origin in device.origins.values():
         assert len(origin.source) > 4
         assert origin.confidence in ("A", "B", "C")
 
 
 def test_memory_that_the_system_shares_is_marked():
-    shared = {slug for slug, found in KNOWN.items() if found.unified_memory}
+    shared = {slug for slug, device in KNOWN.items() if device.unified_memory}
     assert {"dgx-spark", "strix-halo", "radeon-890m", "apple-m4-max"} <= shared
     assert "rtx-3090" not in shared
 

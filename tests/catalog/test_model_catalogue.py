@@ -21,8 +21,8 @@ def published():
     with (Path(__file__).parent.parent / "data" / "published_geometries.csv").open(
         encoding="utf-8", newline=""
     ) as file:
-        for slug, *told in csv.reader(list(file)[1:]):
-            yield slug, [float(value) if value else None for value in told]
+        for slug, *figures in csv.reader(list(file)[1:]):
+            yield slug, [float(value) if value else None for value in figures]
 
 
 def as_counted(model):
@@ -84,17 +84,17 @@ def test_a_geometry_is_consistent(model):
     assert set(model.origins) <= {field for field in model.__dataclass_fields__ if field != "id"}
 
 
-@pytest.mark.parametrize(("slug", "told"), [*published()])
+@pytest.mark.parametrize(("slug", "figures"), [*published()])
 def test_kv_and_state_are_those_of_the_configuration_and_totals_near_what_the_makers_publish(
-    slug, told
+    slug, figures
 ):
-    model, (kv, fixed, total, active) = KNOWN[slug], told
+    model, (kv, fixed, total, active) = KNOWN[slug], figures
     if model.is_hybrid:
-        kept = model.state_bytes
+        fixed_bytes = model.state_bytes
     else:
-        kept = model.window_bytes(float("inf"), 2)
+        fixed_bytes = model.window_bytes(float("inf"), 2)
     assert kv is None or model.kv_bytes_per_token(2) == kv
-    assert fixed is None or kept == pytest.approx(fixed, rel=0.001)
+    assert fixed is None or fixed_bytes == pytest.approx(fixed, rel=0.001)
     assert total is None or model.params_total / 1e9 == pytest.approx(total, rel=0.015)
     assert active is None or model.params_active / 1e9 == pytest.approx(active, rel=0.12)
 

@@ -35,16 +35,16 @@ def printed_figures():
     """What the write-ups print, by preset; several at one concurrency are several shapes or
     runs.
     """
-    found = {}
+    rows = {}
     with (Path(__file__).parent.parent / "data" / "printed_figures.csv").open(
         encoding="utf-8", newline=""
     ) as file:
         for row in csv.DictReader(file):
             numbers = (float(row[name]) if row[name] else None for name in NUMBERS)
-            found.setdefault(row["preset"], []).append(
+            rows.setdefault(row["preset"], []).append(
                 (*numbers, *(row[name] or None for name in WORDS))
             )
-    return found
+    return rows
 
 
 FIGURES = printed_figures()
@@ -61,14 +61,14 @@ def presets():
 
 
 def test_every_recipe_is_there_and_no_other(presets):
-    assert set(presets) == {*FIGURES, *(name for name, found in presets.items() if found.broken)}
+    assert set(presets) == {*FIGURES, *(name for name, preset in presets.items() if preset.broken)}
 
 
 def test_what_its_author_could_not_start_has_no_figures_and_says_what_was_seen(presets):
-    broken = {name: found for name, found in presets.items() if found.broken}
+    broken = {name: preset for name, preset in presets.items() if preset.broken}
     assert set(broken) == {"qwen2.5-coder-32b-2x3090-pcie"}
     assert all(
-        found.broken.startswith("SIGBUS") and not found.published for found in broken.values()
+        preset.broken.startswith("SIGBUS") and not preset.published for preset in broken.values()
     )
 
 
@@ -76,24 +76,24 @@ def test_what_its_author_could_not_start_has_no_figures_and_says_what_was_seen(p
 def test_figures_are_those_that_were_printed_and_every_preset_becomes_something_to_serve(
     presets, name
 ):
-    found = presets[name]
-    told = [
-        tuple(getattr(figure, name) for name in (*NUMBERS, *WORDS)) for figure in found.published
+    preset = presets[name]
+    figures = [
+        tuple(getattr(figure, name) for name in (*NUMBERS, *WORDS)) for figure in preset.published
     ]
-    assert told == FIGURES[name]
-    assert {need.id for need in found.needs} == {
-        need for figure in found.published for need in figure.needs
+    assert figures == FIGURES[name]
+    assert {need.id for need in preset.needs} == {
+        need for figure in preset.published for need in figure.needs
     }
-    assert all((found.source, found.title, found.notes))
-    serve = serve_of(found)
-    assert (serve.preset, serve.checkpoint, serve.slots) == (name, found.checkpoint, found.slots)
+    assert all((preset.source, preset.title, preset.notes))
+    serve = serve_of(preset)
+    assert (serve.preset, serve.checkpoint, serve.slots) == (name, preset.checkpoint, preset.slots)
     assert serve.context_tokens >= 8192
 
 
 def test_the_patched_ones_name_image_patches_driver_and_checkpoint(presets):
     for name in PATCHED:
-        found = presets[name]
-        assert [need.kind for need in found.needs] == [
+        preset = presets[name]
+        assert [need.kind for need in preset.needs] == [
             "driver",
             "image",
             "patch",
@@ -102,13 +102,13 @@ def test_the_patched_ones_name_image_patches_driver_and_checkpoint(presets):
             "checkpoint",
         ]
         assert (
-            found.container.image
+            preset.container.image
             == "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
         )
-        assert "python3 -m vllm._genesis.patches.apply_all" in found.container.before
-        assert dict(found.env)["GENESIS_ENABLE_P82"] == "1"
-        assert all(figure.needs for figure in found.published)
-        assert any("--local-dir" in line for line in found.notes)  # had as real files
+        assert "python3 -m vllm._genesis.patches.apply_all" in preset.container.before
+        assert dict(preset.env)["GENESIS_ENABLE_P82"] == "1"
+        assert all(figure.needs for figure in preset.published)
+        assert any("--local-dir" in line for line in preset.notes)  # had as real files
     assert presets["qwen3.6-27b-2x3090-replicas"].checkpoint == "Lorbus/Qwen3.6-27B-int4-AutoRound"
     experts = presets["qwen3.6-35b-a3b-2x3090-ep"]
     assert experts.checkpoint == "QuantTrio/Qwen3.6-35B-A3B-AWQ"
@@ -116,20 +116,20 @@ def test_the_patched_ones_name_image_patches_driver_and_checkpoint(presets):
 
 
 def test_a_checkpoint_that_no_author_named_is_marked(presets):
-    named = {name for name, found in presets.items() if not found.stand_in}
+    named = {name for name, preset in presets.items() if not preset.stand_in}
     assert named == {*PATCHED, *(name for name in presets if "-awq" in name), "gpt-oss-20b-4090"}
 
 
 def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
-    found = presets["qwen3.6-27b-2x3090-replicas"]
+    preset = presets["qwen3.6-27b-2x3090-replicas"]
     run_environment = RunEnvironment(
-        engine_version="0.20.0", driver_version="580.159.03", checkpoint=found.checkpoint
+        engine_version="0.20.0", driver_version="580.159.03", checkpoint=preset.checkpoint
     )
-    missing = missing_needs(found, run_environment)
+    missing = missing_needs(preset, run_environment)
     assert [need.id for need in missing] == ["image", "genesis", "tolist", "packages"]
-    assert figures_lost(found, missing) == list(found.published)
-    said = lost_words(found, missing)
-    assert said.startswith(
+    assert figures_lost(preset, missing) == list(preset.published)
+    words = lost_words(preset, missing)
+    assert words.startswith(
         "without image, genesis, tolist, packages the published 225 tok/s at C=4 does not apply"
     )
     unnamed = presets["qwen-27b-b70"]  # a checkpoint that was never named cannot be had
@@ -143,7 +143,7 @@ def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
 
 
 @pytest.mark.parametrize(
-    ("here", "missing"),
+    ("environment", "missing"),
     [
         (RunEnvironment(), ["driver", "image", "genesis", "tolist", "packages", "checkpoint"]),
         (
@@ -164,8 +164,10 @@ def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
         ),
     ],
 )
-def test_what_is_not_known_to_be_here_counts_as_missing(presets, here, missing):
-    assert [need.id for need in missing_needs(presets["qwen3.6-27b-3090-mtp5"], here)] == missing
+def test_what_is_not_known_to_be_here_counts_as_missing(presets, environment, missing):
+    assert [
+        need.id for need in missing_needs(presets["qwen3.6-27b-3090-mtp5"], environment)
+    ] == missing
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_an_image_is_met_by_the_engine_of_its_version(presets, version, missing)
 
 
 @pytest.mark.parametrize(
-    ("hardware", "cards", "said"),
+    ("hardware", "cards", "words"),
     [
         ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"] * 2, None),
         ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"] * 4, None),
@@ -209,12 +211,12 @@ def test_an_image_is_met_by_the_engine_of_its_version(presets, version, missing)
         ("cpu", ["NVIDIA GeForce RTX 3090"], None),
     ],
 )
-def test_cards_are_held_against_those_of_the_figures(presets, hardware, cards, said):
-    assert other_cards(replace(presets["gpt-oss-20b-4090"], hardware=hardware), cards) == said
+def test_cards_are_held_against_those_of_the_figures(presets, hardware, cards, words):
+    assert other_cards(replace(presets["gpt-oss-20b-4090"], hardware=hardware), cards) == words
 
 
 @pytest.mark.parametrize(
-    ("published", "here", "said"),
+    ("published", "installed", "words"),
     [
         ("0.19.1", "vllm 0.19.1", None),
         ("0.17", "0.17.2", None),
@@ -224,13 +226,13 @@ def test_cards_are_held_against_those_of_the_figures(presets, hardware, cards, s
         (None, "0.32.0", None),
     ],
 )
-def test_a_version_is_held_against_that_of_the_figures(published, here, said):
-    assert version_beside(published, here) == said
+def test_a_version_is_held_against_that_of_the_figures(published, installed, words):
+    assert version_beside(published, installed) == words
 
 
 def test_a_stand_in_is_said_to_be_one(presets):
-    said = stand_in_words(presets["gemma-4-31b-4x3090"])
-    assert said == (
+    words = stand_in_words(presets["gemma-4-31b-4x3090"])
+    assert words == (
         "the source does not name its checkpoint: skep uses "
         "cyankiwi/gemma-4-31B-it-AWQ-4bit in its place"
     )

@@ -163,9 +163,9 @@ OWN_TEMPLATES = [
 
 @pytest.mark.parametrize(("engine", "model", "takes_tools", "why"), OWN_TEMPLATES)
 def test_the_template_of_a_checkpoint_wins_over_that_of_its_model(engine, model, takes_tools, why):
-    known = with_template(find_tool_calling(engine, model), engine, takes_tools=takes_tools)
-    assert known.why_not == why
-    assert known.tool_parser is None or why is None
+    calling = with_template(find_tool_calling(engine, model), engine, takes_tools=takes_tools)
+    assert calling.why_not == why
+    assert calling.tool_parser is None or why is None
 
 
 def test_a_template_without_tools_is_no_news_of_a_model_that_needs_another_one():

@@ -35,8 +35,8 @@ def words(line):
 
 
 def value(line, flag):
-    found = words(line)
-    return found[found.index(flag) + 1]
+    arguments = words(line)
+    return arguments[arguments.index(flag) + 1]
 
 
 def values(line, expected):

@@ -53,13 +53,13 @@ def recipe(preset=PLAIN, **fields):
 
 
 def shipped(name):
-    found = shipped_presets()[name]
-    return recipe_of(found, port=8400, engine_port=8500)
+    preset = shipped_presets()[name]
+    return recipe_of(preset, port=8400, engine_port=8500)
 
 
 def commands(text, first):
     """The words of every command of a script that begins with this one, as a shell reads them."""
-    found = []
+    lines = []
     words = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars="\n&;()|<>")
     words.whitespace = " \t\r"
     words.whitespace_split = True
@@ -67,24 +67,24 @@ def commands(text, first):
     line = []
     for word in words:
         if set(word) <= set("\n&;()|<>"):
-            found.append(line)
+            lines.append(line)
             line = []
         else:
             line.append(word)
-    return [one for one in [*found, line] if one and one[0] == first]
+    return [words for words in [*lines, line] if words and words[0] == first]
 
 
 def options_of(words):
     """Flags with their values; one that stands alone has None."""
-    found = {}
+    options = {}
     for place, word in enumerate(words):
         if word.startswith("--"):
             if place + 1 < len(words):
                 after = words[place + 1]
             else:
                 after = "--"
-            found[word] = None if after.startswith("--") else after
-    return found
+            options[word] = None if after.startswith("--") else after
+    return options
 
 
 # What the write-up did
@@ -184,12 +184,12 @@ def test_the_gateway_of_two_replicas_is_told_their_slots():
 
 @pytest.mark.parametrize("name", sorted(set(shipped_presets()) - {"gemma-4-31b-4x3090-ollama"}))
 def test_every_shipped_preset_has_every_form(name):
-    made = shipped(name)
+    exported = shipped(name)
     for form in FORMS:
-        text = export(made, form)
+        text = export(exported, form)
         assert text.endswith("\n")
         assert name in text
-        for launch in made.launches:
+        for launch in exported.launches:
             assert str(launch.port) in text
 
 
@@ -202,9 +202,9 @@ def test_scripts_are_scripts(form, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_text_says_that_its_endpoint_needs_skep_and_its_engines_do_not(form):
-    said = " ".join(export(recipe(), form).replace("\n#", " ").split())
-    assert "Needs skep for this address alone (`skep gateway`)" in said
-    assert "without it" in said
+    text = " ".join(export(recipe(), form).replace("\n#", " ").split())
+    assert "Needs skep for this address alone (`skep gateway`)" in text
+    assert "without it" in text
 
 
 @pytest.mark.parametrize("form", ["shell", "docker"])
@@ -268,24 +268,24 @@ def test_a_script_says_what_its_preset_needs(form):
     ],
 )
 def test_each_engine_has_its_public_image(engine, checkpoint, version, image):
-    made = recipe(
+    exported = recipe(
         engine=engine,
         checkpoint=checkpoint,
         engine_version=version,
         replicas=1,
         hardware="rtx-3090",
     )
-    (run, *_) = commands(export(made, "docker"), "docker")
+    (run, *_) = commands(export(exported, "docker"), "docker")
     assert image in run
     assert "0.0.0.0" in " ".join(run)  # loopback inside a container is nobody's
     assert any(word.startswith("127.0.0.1:8500:") for word in run)
 
 
 def test_a_gguf_file_of_the_hub_is_named_as_llama_server_wants_it():
-    made = recipe(
+    exported = recipe(
         engine="llamacpp", checkpoint="a/b-GGUF:b-Q4_K_M.gguf", replicas=1, hardware="rtx-4090"
     )
-    (run,) = commands(export(made, "docker"), "docker")
+    (run,) = commands(export(exported, "docker"), "docker")
     assert (run[run.index("--hf-repo") + 1], run[run.index("--hf-file") + 1]) == (
         "a/b-GGUF",
         "b-Q4_K_M.gguf",
@@ -299,7 +299,7 @@ MOUNTED = Container(
 
 
 @pytest.mark.parametrize(
-    ("made", "form", "said"),
+    ("exported", "form", "sentence"),
     [
         (recipe(), "docker", ["vllm/vllm-openai:v0.19.1"]),
         (recipe(engine_version=None), "docker", ["vllm/vllm-openai:latest"]),
@@ -318,11 +318,11 @@ MOUNTED = Container(
         ),
     ],
 )
-def test_a_text_says_what_its_preset_asks_for(made, form, said):
+def test_a_text_says_what_its_preset_asks_for(exported, form, sentence):
     """The image of a version, mounts, cards of another maker, and variables."""
-    text = " ".join(export(made, form).replace("\\\n", " ").split())
-    assert [words for words in said if words not in text] == []
-    assert "--gpus" not in text or made.vendor == "nvidia"
+    text = " ".join(export(exported, form).replace("\\\n", " ").split())
+    assert [words for words in sentence if words not in text] == []
+    assert "--gpus" not in text or exported.vendor == "nvidia"
 
 
 def test_ports_must_leave_room_for_the_endpoint():
@@ -331,10 +331,10 @@ def test_ports_must_leave_room_for_the_endpoint():
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"), [("embedded", "own embedded engine"), ("ollama", "runs in Ollama")]
+    ("engine", "message"), [("embedded", "own embedded engine"), ("ollama", "runs in Ollama")]
 )
-def test_an_engine_that_needs_no_export_says_so(engine, said):
-    with pytest.raises(UserError, match=said):
+def test_an_engine_that_needs_no_export_says_so(engine, message):
+    with pytest.raises(UserError, match=message):
         recipe(engine=engine, hardware="cpu", replicas=1)
 
 
@@ -354,14 +354,14 @@ def test_random_values_survive_a_whole_script():
     letters = "ab '\"$`\\%{}()!#&;|<>*?~=\t\n"
     for _ in range(40):
         word, value = ("".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(2))
-        made = recipe(
+        exported = recipe(
             extra=("--own", f"x{word}"),
             env=(("OWN", value),),
             title=word,
             replicas=1,
             hardware="rtx-3090",
         )
-        script = export(made, "shell")
+        script = export(exported, "shell")
         ran = subprocess_free_words(script)
         assert ran[ran.index("--own") + 1] == f"x{word}"
         assert f"OWN={value}" in ran
@@ -404,7 +404,7 @@ def unsystemd(word):
     """As systemd reads one word of a command line."""
     if word.startswith('"'):
         word = word[1:-1]
-    word = re.sub(r"\\(u[0-9a-f]{4}|.)", lambda found: _unescaped(found[1]), word)
+    word = re.sub(r"\\(u[0-9a-f]{4}|.)", lambda match: _unescaped(match[1]), word)
     return word.replace("%%", "%").replace("$$", "$")
 
 
@@ -418,10 +418,10 @@ def _unescaped(code):
 @pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
 def test_notes_and_a_stand_in_are_told_in_comments(form):
     text = export(recipe(stand_in=True, notes=("warm it\nup first",)), form)
-    told = [line for line in text.splitlines() if line.startswith("# Note: ")]
-    assert told[0] == (
+    notes = [line for line in text.splitlines() if line.startswith("# Note: ")]
+    assert notes[0] == (
         "# Note: the source does not name its checkpoint: skep uses Qwen/Qwen3-8B-AWQ in its place"
     )
-    assert told[1].startswith("# Note: warm it")
+    assert notes[1].startswith("# Note: warm it")
     assert not any(line.startswith("up first") for line in text.splitlines())
     assert "# Note: " not in export(recipe(), form)

@@ -14,18 +14,18 @@ CARDS = tuple(GpuCard(index, 24 * GIB, GIB) for index in range(4))
 
 
 def launch(name="m-0", engine="vllm", gpus=(0,), share=None, **changes):
-    told = {
+    fields = {
         "slots": 4,
         "context_tokens": 100,
         "threads": 1,
         "gpus": gpus,
         "options": EngineOptions(memory_share=share),
     }
-    return Launch(name, engine, "m", None, **told, **changes)
+    return Launch(name, engine, "m", None, **fields, **changes)
 
 
-def with_room(made, cards=CARDS):
-    return replace(made, room=gpu_assignment.room_of(made, cards, weights=None, cache=None))
+def with_room(plain, cards=CARDS):
+    return replace(plain, room=gpu_assignment.room_of(plain, cards, weights=None, cache=None))
 
 
 def test_replicas_get_neighbouring_cards_in_order():
@@ -43,16 +43,16 @@ def test_replicas_share_the_cards_they_are_given_together():
 
 
 @pytest.mark.parametrize(
-    ("replicas", "each", "gpus", "says"),
+    ("replicas", "cards_each", "gpus", "says"),
     [
         (1, 1, (7,), "there is no GPU 7: this machine has 0, 1, 2, 3"),
         (1, 2, (1, 1), "names a card twice"),
         (2, 2, (0, 1, 2), "names 3 cards for 2 replicas of 2"),
     ],
 )
-def test_cards_that_cannot_be_meant_are_refused(replicas, each, gpus, says):
+def test_cards_that_cannot_be_meant_are_refused(replicas, cards_each, gpus, says):
     with pytest.raises(UserError, match=says):
-        gpu_assignment.assign_cards(replicas, each, gpus, CARDS)
+        gpu_assignment.assign_cards(replicas, cards_each, gpus, CARDS)
 
 
 def test_more_cards_than_the_machine_has_do_not_fit():
@@ -110,7 +110,7 @@ def test_a_busy_card_is_named_with_the_share_that_would_fit():
 
 def test_pinned_models_leave_room_for_one_on_demand():
     pinned = replace(launch("p-0"), model="p", pinned=True)
-    other = replace(launch("g-0"), model="g", on_demand=True)
-    gpu_assignment.check_pinned([other], 1)
+    on_demand = replace(launch("g-0"), model="g", on_demand=True)
+    gpu_assignment.check_pinned([on_demand], 1)
     with pytest.raises(UserError, match="max_loaded = 1 is too low"):
-        gpu_assignment.check_pinned([pinned, other], 1)
+        gpu_assignment.check_pinned([pinned, on_demand], 1)

@@ -50,9 +50,12 @@ def test_the_embedded_engine_leaves_busy_cores_to_others(
     settings = Settings(serve=(Serve(str(file), engine=engine, replicas=replicas),))
     launches = plan_launches(settings, paths_of(tmp_path), machine=LocalMachine(8, busy=busy))
     assert [launch.threads for launch in launches] == [threads] * replicas
-    told = replace(settings, serve=(replace(settings.serve[0], threads=7),))
+    with_threads = replace(settings, serve=(replace(settings.serve[0], threads=7),))
     assert (
-        plan_launches(told, paths_of(tmp_path), machine=LocalMachine(8, busy=busy))[0].threads == 7
+        plan_launches(with_threads, paths_of(tmp_path), machine=LocalMachine(8, busy=busy))[
+            0
+        ].threads
+        == 7
     )
 
 
@@ -144,23 +147,23 @@ def test_a_card_that_nobody_knows_keeps_nothing_from_starting(nvidia_smi):
 
 def test_the_version_that_a_preset_was_measured_with_meets_its_image(tmp_path):
     need = Need("image", "image", "vllm/vllm-openai:v0.19.1", "it was measured with it")
-    wanted = replace(preset("gemma-4-31b-4x3090", tmp_path), needs=(need,))
-    assert missing_needs(wanted, RunEnvironment(engine_version="vllm 0.19.1")) == []
+    named = replace(preset("gemma-4-31b-4x3090", tmp_path), needs=(need,))
+    assert missing_needs(named, RunEnvironment(engine_version="vllm 0.19.1")) == []
 
 
 def test_the_ollama_recipe_for_four_cards_gets_four_cards(tmp_path, monkeypatch):
-    wanted = preset("gemma-4-31b-4x3090-ollama", tmp_path)
+    named = preset("gemma-4-31b-4x3090-ollama", tmp_path)
     manifest = (
         tmp_path
         / "manifests"
         / "registry.ollama.ai"
         / "library"
-        / wanted.checkpoint.replace(":", "/")
+        / named.checkpoint.replace(":", "/")
     )
     manifest.parent.mkdir(parents=True)
     manifest.touch()
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
-    serve = replace(serve_of(wanted), binary=program(tmp_path / "bin"))
+    serve = replace(serve_of(named), binary=program(tmp_path / "bin"))
     cards = tuple(GpuCard(number, 24 * GIB, 0) for number in range(4))
     launch = plan_launches(
         Settings(serve=(serve,)), paths_of(tmp_path), machine=LocalMachine(4, cards)

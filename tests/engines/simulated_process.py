@@ -60,8 +60,8 @@ class Simulated:
 
     def __exit__(self, *_):
         self.process.terminate()
-        _, said = self.process.communicate(timeout=10)
-        assert "Traceback" not in said, said
+        _, log = self.process.communicate(timeout=10)
+        assert "Traceback" not in log, log
 
     def get(self, path):
         return ask(f"{self.url}{path}")

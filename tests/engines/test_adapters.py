@@ -43,8 +43,8 @@ def launch(engine, **fields):
     return Launch("m-0", engine, options=EngineOptions(**options), **fields)
 
 
-def words(engine, known=None, **fields):
-    return engine_named(engine).arguments(launch(engine, **fields), known)
+def words(engine, flags=None, **fields):
+    return engine_named(engine).arguments(launch(engine, **fields), flags)
 
 
 def value(words, flag):
@@ -98,13 +98,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("engine", "fields", "said"),
+    ("engine", "fields", "message"),
     [(engine, *row) for engine, rows in REFUSED.items() for row in rows],
 )
-def test_what_cannot_be_is_refused_in_one_line_with_what_to_do(engine, fields, said):
+def test_what_cannot_be_is_refused_in_one_line_with_what_to_do(engine, fields, message):
     with pytest.raises(UserError, match=f"{engine}: ") as caught:
         engine_named(engine).check(launch(engine, **fields))
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.hint
 
@@ -485,13 +485,15 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("engine", "known", "fields", "told"), TOLD)
-def test_a_launch_is_told_in_the_words_of_the_engine_and_its_version(engine, known, fields, told):
-    found = words(engine, known, **fields)
-    for flag, expected in told.items():
-        assert (flag in found) == (expected is not ABSENT), flag
+@pytest.mark.parametrize(("engine", "flags", "fields", "wording"), TOLD)
+def test_a_launch_is_told_in_the_words_of_the_engine_and_its_version(
+    engine, flags, fields, wording
+):
+    line = words(engine, flags, **fields)
+    for flag, expected in wording.items():
+        assert (flag in line) == (expected is not ABSENT), flag
         if isinstance(expected, str):
-            assert value(found, flag) == expected
+            assert value(line, flag) == expected
 
 
 # vLLM
@@ -535,8 +537,12 @@ def test_cards_are_those_that_nvidia_smi_numbers_so_and_the_hub_is_not_asked_for
     }
     assert Vllm(vendor="amd").environment(launch("vllm", gpus=(1,)))["HIP_VISIBLE_DEVICES"] == "1"
     env = LlamaCpp().environment(launch("llamacpp", graphs=False, p2p="off", gpus=(1,)))
-    told = {"GGML_CUDA_DISABLE_GRAPHS": "1", "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "1"}
-    assert told.items() <= env.items()
+    variables = {
+        "GGML_CUDA_DISABLE_GRAPHS": "1",
+        "NCCL_P2P_DISABLE": "1",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+    assert variables.items() <= env.items()
     assert Vllm().environment(launch("vllm", checkpoint="/models/m"))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm"))
     assert "HF_HUB_OFFLINE" not in Vllm().environment(
@@ -566,11 +572,11 @@ def test_a_vllm_older_than_a_parser_is_started_without_it(tmp_path):
     def parser_of(version):
         python.write_text(f"#!/bin/sh\n# {version}\necho {version}\n")
         python.chmod(0o755)
-        found = Vllm(cache_dir=tmp_path).argv(
+        argv = Vllm(cache_dir=tmp_path).argv(
             launch("vllm", binary=str(program), checkpoint=HYBRID)
         )
-        if "--tool-call-parser" in found:
-            return value(found, "--tool-call-parser")
+        if "--tool-call-parser" in argv:
+            return value(argv, "--tool-call-parser")
         return None
 
     assert parser_of("0.16.0") is None
@@ -582,8 +588,8 @@ def test_an_older_vllm_is_asked_in_the_older_way_and_an_option_that_it_does_not_
     tmp_path,
 ):
     """`--help=all` is of 0.11 and later."""
-    own = ("--served-model-name", "--host", "--port", "--max-num-seqs", "--max-model-len")
-    flags = "\n".join(f"  {flag} N" for flag in (*own, *(f"--other-{n}" for n in range(20))))
+    always = ("--served-model-name", "--host", "--port", "--max-num-seqs", "--max-model-len")
+    flags = "\n".join(f"  {flag} N" for flag in (*always, *(f"--other-{n}" for n in range(20))))
     program = tmp_path / "vllm"
     engine = Vllm(cache_dir=tmp_path / "cache")
     program.write_text(f'#!/bin/sh\n[ "$2" = --help=all ] && exit 2\ncat <<END\n{flags}\nEND\n')
@@ -639,14 +645,14 @@ def test_every_flag_a_launch_may_use_is_one_of_sglangs(tmp_path):
 
 def test_a_file_of_the_hub_and_one_at_home_are_named_as_without_a_shell(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    found = LlamaCpp().argv(
+    argv = LlamaCpp().argv(
         launch("llamacpp", weights=None, checkpoint="org/name-GGUF:sub-Q4.gguf", binary="/gone")
     )
-    assert found[1:5] == ["--hf-repo", "org/name-GGUF", "--hf-file", "sub-Q4.gguf"]
-    found = LlamaCpp().argv(
+    assert argv[1:5] == ["--hf-repo", "org/name-GGUF", "--hf-file", "sub-Q4.gguf"]
+    argv = LlamaCpp().argv(
         launch("llamacpp", weights=None, checkpoint="~/models/m.gguf", binary="/gone")
     )
-    assert value(found, "--model") == "/home/me/models/m.gguf"
+    assert value(argv, "--model") == "/home/me/models/m.gguf"
 
 
 # Ollama

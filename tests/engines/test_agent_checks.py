@@ -75,10 +75,10 @@ class Scripted:
         return self.prompts[0]
 
     def page(self, path):
-        found = self.pages.get(path, (404, b"{}"))
-        if isinstance(found, list):
-            return found.pop(0)
-        return found
+        page = self.pages.get(path, (404, b"{}"))
+        if isinstance(page, list):
+            return page.pop(0)
+        return page
 
     def results(self, engine="", deadline_s=20.0, **fields):
         with recorded(self.answer, self.page, self.lines) as server:
@@ -312,9 +312,9 @@ def test_each_result_is_told_as_soon_as_it_is_there():
 
 
 def test_nobody_there_and_no_answer_in_time_are_unknown():
-    gone = asyncio.run(check_for_agents(CheckedEndpoint("http://127.0.0.1:9", "m")))
-    assert [check.state for check in gone] == ["unknown", "unknown"]
-    assert "connection refused" in gone[0].text
+    checks = asyncio.run(check_for_agents(CheckedEndpoint("http://127.0.0.1:9", "m")))
+    assert [check.state for check in checks] == ["unknown", "unknown"]
+    assert "connection refused" in checks[0].text
 
     def slow(_document):
         threading.Event().wait(1.0)

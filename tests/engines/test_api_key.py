@@ -22,15 +22,17 @@ def test_an_engine_is_told_its_address_and_its_key_and_the_key_is_no_word_of_its
     Without, none is spoken of.
     """
     adapter = engine_named(engine)
-    own = {"llamacpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}.get(engine, ENGINE_KEY)
-    launch = replace(PLAIN, engine=engine, host="fd00::2", api_key=KEY, env=((own, "another"),))
+    variable = {"llamacpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}.get(engine, ENGINE_KEY)
+    launch = replace(
+        PLAIN, engine=engine, host="fd00::2", api_key=KEY, env=((variable, "another"),)
+    )
     words = adapter.argv(launch)
     variables = adapter.environment(launch)
     if engine == "ollama":
         assert variables["OLLAMA_HOST"] == "[fd00::2]:9001"
     else:
         assert words[words.index("--host") + 1] == "fd00::2"
-        assert variables[own] == KEY
+        assert variables[variable] == KEY
     assert (KEY_HERE in words) == (engine == "sglang")  # no version of it is known here
     assert not any(KEY in word for word in words)
     assert KEY not in repr(launch)
@@ -46,9 +48,9 @@ def test_sglang_gets_its_key_by_a_file_where_its_version_reads_one():
     words = adapter.arguments(launch, frozenset({"--config", "--api-key"}))
     assert words[words.index("--config") + 1] == KEY_FILE_HERE
     assert "--api-key" not in words
-    for other in (replace(launch, extra=("--config", "mine.yaml")), launch):
-        known = frozenset({"--config", "--api-key"} if other.extra else {"--api-key"})
-        words = adapter.arguments(other, known)
+    for keyed in (replace(launch, extra=("--config", "mine.yaml")), launch):
+        flags = frozenset({"--config", "--api-key"} if keyed.extra else {"--api-key"})
+        words = adapter.arguments(keyed, flags)
         assert words[words.index("--api-key") + 1] == KEY_HERE
 
 
@@ -62,8 +64,10 @@ def test_an_engine_with_a_key_is_told_to_give_no_web_page_leave():
     launch = replace(PLAIN, api_key=KEY)
     words = engine_named("vllm").arguments(replace(launch, engine="vllm"))
     assert words[words.index("--allowed-origins") + 1] == "[]"
-    own = replace(launch, engine="vllm", extra=("--allowed-origins", '["https://mine.example"]'))
-    assert engine_named("vllm").arguments(own).count("--allowed-origins") == 1
+    with_origins = replace(
+        launch, engine="vllm", extra=("--allowed-origins", '["https://mine.example"]')
+    )
+    assert engine_named("vllm").arguments(with_origins).count("--allowed-origins") == 1
     assert (
         engine_named("llamacpp").environment(replace(launch, engine="llamacpp"))[
             "LLAMA_ARG_CORS_ORIGINS"
@@ -84,7 +88,7 @@ def test_a_key_among_the_extra_words_is_refused_where_the_hive_has_one(extra):
     launch = replace(PLAIN, engine="vllm", extra=extra)
     assert not list(engine_named("vllm").refusals(launch))
     refused = list(engine_named("vllm").refusals(replace(launch, api_key=KEY)))
-    assert any("--api-key" in what for what, _ in refused)
+    assert any("--api-key" in refusal for refusal, _ in refused)
     assert "another" not in str(refused)
 
 
@@ -92,5 +96,5 @@ def test_a_key_is_shown_whole_and_as_a_bearers():
     key = KEY.encode()
     wrong = (b"Bearer " + key[:-1], b"Basic " + key, key, b"Bearer \xff", b"", None)
     assert all(shows_key(KEY, scheme + key) for scheme in (b"Bearer ", b"bearer "))
-    assert not any(shows_key(KEY, shown) for shown in wrong)
-    assert all(shows_key("", shown) for shown in wrong), "where none is wanted"
+    assert not any(shows_key(KEY, header) for header in wrong)
+    assert all(shows_key("", header) for header in wrong), "where none is wanted"

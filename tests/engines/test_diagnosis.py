@@ -75,10 +75,10 @@ def launch_for(rule) -> Launch:
 
 @pytest.mark.parametrize("rule", rule_file().rules, ids=lambda rule: rule.id)
 def test_every_rule_wins_on_its_own_example_with_a_filled_in_cause_and_remedy(rule):
-    found = find_rule(launch_for(rule), 1, rule.example)
-    assert found is not None
-    assert found[0].id == rule.id
-    diagnosis = make_diagnosis(*found)
+    matched = find_rule(launch_for(rule), 1, rule.example)
+    assert matched is not None
+    assert matched[0].id == rule.id
+    diagnosis = make_diagnosis(*matched)
     assert diagnosis.remedy
     assert not any(
         sign in text for text in (diagnosis.cause, diagnosis.remedy) for sign in ("{", "None", "?")
@@ -95,12 +95,12 @@ def test_every_rule_stands_once():
 
 
 def test_an_engine_that_does_not_know_a_parser_is_started_without_it():
-    said = "KeyError: 'invalid tool call parser: qwen3_coder (chose from { hermes,mistral })'"
-    told = diagnose(launch_of("vllm"), 1, ["Traceback (most recent call last):", said])
-    assert told.cause == "this version of vLLM has no tool parser `qwen3_coder`"
-    assert told.changed == "tool_parser unset -> none"
-    assert told.change.options.tool_parser == "none"
-    assert "set tool_parser to none" in told.remedy
+    error = "KeyError: 'invalid tool call parser: qwen3_coder (chose from { hermes,mistral })'"
+    diagnosis = diagnose(launch_of("vllm"), 1, ["Traceback (most recent call last):", error])
+    assert diagnosis.cause == "this version of vLLM has no tool parser `qwen3_coder`"
+    assert diagnosis.changed == "tool_parser unset -> none"
+    assert diagnosis.change.options.tool_parser == "none"
+    assert "set tool_parser to none" in diagnosis.remedy
 
 
 def test_a_line_is_taken_out_of_its_prefixes():
@@ -274,13 +274,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("launch", "code", "tail", "said", "changed"), CASES.values(), ids=CASES)
-def test_an_end_is_explained_and_at_most_one_thing_is_changed(launch, code, tail, said, changed):
+@pytest.mark.parametrize(("launch", "code", "tail", "text", "changed"), CASES.values(), ids=CASES)
+def test_an_end_is_explained_and_at_most_one_thing_is_changed(launch, code, tail, text, changed):
     """What would end so again is final."""
-    told = diagnose(launch, code, tail)
-    assert said in str(told)
-    assert changed is ... or told.changed == changed
-    assert told.final or tail not in ([CUSTOM], LEGS)
+    diagnosis = diagnose(launch, code, tail)
+    assert text in str(diagnosis)
+    assert changed is ... or diagnosis.changed == changed
+    assert diagnosis.final or tail not in ([CUSTOM], LEGS)
 
 
 def test_a_kill_is_put_down_to_the_kernel_only_where_it_counted():
@@ -320,24 +320,27 @@ def test_any_log_is_answered_with_a_line_of_it_and_one_change(run):
     small = {"slots": 1, "context": 2048, "memory_share": 0.5, "tp": 2}
     launch = rng.choice([full(engine), launch_of(engine), launch_of(engine, **small)])
     tail = [garbled(rng) for _ in range(rng.randrange(12))]
-    told = diagnose(
+    diagnosis = diagnose(
         launch,
         rng.choice([None, 0, 1, 3, -6, -7, -9, 137, 127]),
         tail,
         oom_kills=rng.choice([None, 0, 2]),
     )
-    assert told.evidence is None or told.evidence in {plain(line).shown for line in tail}
-    assert told.evidence is None or len(told.evidence) <= 200
-    assert (told.change is None) == (told.changed is None)
-    if told.change is not None:
-        pairs = [(launch, told.change), (launch.options, told.change.options)]
+    assert diagnosis.evidence is None or diagnosis.evidence in {plain(line).shown for line in tail}
+    assert diagnosis.evidence is None or len(diagnosis.evidence) <= 200
+    assert (diagnosis.change is None) == (diagnosis.changed is None)
+    if diagnosis.change is not None:
+        pairs = [(launch, diagnosis.change), (launch.options, diagnosis.change.options)]
         fields = [
-            (one, other, name)
-            for one, other in pairs
-            for name in one.__struct_fields__
+            (before, after, name)
+            for before, after in pairs
+            for name in before.__struct_fields__
             if name != "options"
         ]
-        assert sum(getattr(one, name) != getattr(other, name) for one, other, name in fields) == 1
+        assert (
+            sum(getattr(before, name) != getattr(after, name) for before, after, name in fields)
+            == 1
+        )
 
 
 @pytest.mark.parametrize("run", range(8))
@@ -348,9 +351,9 @@ def test_changes_end_whatever_the_logs_say_in_turn(run):
     taken = 0
     for _ in range(80):
         rule = rng.choice(rule_file().rules)
-        told = diagnose(launch, 1, rule.example)
-        if told.change is not None:
-            launch = told.change
+        diagnosis = diagnose(launch, 1, rule.example)
+        if diagnosis.change is not None:
+            launch = diagnosis.change
             taken = taken + 1
     assert taken < 60
     assert launch.slots >= 1
@@ -364,10 +367,10 @@ def test_changes_end_whatever_the_logs_say_in_turn(run):
 def test_the_same_log_again_and_again_runs_out_of_changes(rule):
     launch = launch_for(rule)
     for _ in range(40):
-        told = diagnose(launch, 1, rule.example)
-        if told.change is None:
+        diagnosis = diagnose(launch, 1, rule.example)
+        if diagnosis.change is None:
             return
-        launch = told.change
+        launch = diagnosis.change
     pytest.fail("it never ended")
 
 
@@ -387,10 +390,10 @@ def test_the_same_log_again_and_again_runs_out_of_changes(rule):
     ],
 )
 def test_before_the_start_it_is_said_what_cannot_be_with_what_can(options, cards, cause, remedy):
-    known = replace(launch_of(**options), checkpoint="Qwen/Qwen3-8B")
-    told = predict_failure(known, [device(card) for card in cards])
-    assert cause in told.cause
-    assert remedy in told.remedy
+    named = replace(launch_of(**options), checkpoint="Qwen/Qwen3-8B")
+    diagnosis = predict_failure(named, [device(card) for card in cards])
+    assert cause in diagnosis.cause
+    assert remedy in diagnosis.remedy
 
 
 def test_before_the_start_what_depends_on_the_version_is_left_to_the_engine():
@@ -441,29 +444,29 @@ def expected(log: Path) -> tuple[dict[str, str], list[str]]:
     return dict(word.split("=", 1) for word in shlex.split(head.removeprefix("#!"))), lines
 
 
-def launch_of_log(said: dict[str, str]) -> Launch:
-    draft = said.get("draft")
+def launch_of_log(header: dict[str, str]) -> Launch:
+    draft = header.get("draft")
     options = EngineOptions(
-        tp=int(said.get("tp", 1)),
-        memory_share=float(said["share"]) if "share" in said else None,
-        kv=said.get("kv"),
+        tp=int(header.get("tp", 1)),
+        memory_share=float(header["share"]) if "share" in header else None,
+        kv=header.get("kv"),
         draft=None if draft is None else Draft(draft.split(":")[0], int(draft.split(":")[1])),
     )
-    slots = int(said.get("slots", 8))
-    context = int(said.get("context", 32768))
-    return replace(launch_of(said["engine"], slots=slots, context=context), options=options)
+    slots = int(header.get("slots", 8))
+    context = int(header.get("context", 32768))
+    return replace(launch_of(header["engine"], slots=slots, context=context), options=options)
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
 def test_a_real_log_is_explained(log):
-    said, lines = expected(log)
-    launch = launch_of_log(said)
-    found = find_rule(launch, int(said["code"]), lines)
-    assert found is not None
-    rule, case = found
-    assert rule.id == said["rule"]
+    header, lines = expected(log)
+    launch = launch_of_log(header)
+    matched = find_rule(launch, int(header["code"]), lines)
+    assert matched is not None
+    rule, case = matched
+    assert rule.id == header["rule"]
     diagnosis = make_diagnosis(rule, case)
-    assert diagnosis.changed == said.get("changed")
+    assert diagnosis.changed == header.get("changed")
     assert diagnosis.evidence in {plain(line).shown for line in lines}
     assert "{" not in diagnosis.cause
     assert "?" not in diagnosis.cause
@@ -471,12 +474,12 @@ def test_a_real_log_is_explained(log):
 
 def test_an_engine_that_ended_with_the_loss_of_its_core_is_put_down_to_the_kernel_where_that_counted():
     """And of a hub's error what was raised is shown, not the line of code."""
-    said, lines = expected(FOLDER / "vllm_core_vanished.log")
-    assert "killed, or crashed outside Python" in diagnose(launch_of_log(said), 0, lines).cause
-    assert "killed by the kernel" in diagnose(launch_of_log(said), 0, lines, oom_kills=1).cause
-    said, lines = expected(FOLDER / "vllm_offline_hub.log")
+    header, lines = expected(FOLDER / "vllm_core_vanished.log")
+    assert "killed, or crashed outside Python" in diagnose(launch_of_log(header), 0, lines).cause
+    assert "killed by the kernel" in diagnose(launch_of_log(header), 0, lines, oom_kills=1).cause
+    header, lines = expected(FOLDER / "vllm_offline_hub.log")
     raised = "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find"
-    assert diagnose(launch_of_log(said), 1, lines).evidence.startswith(raised)
+    assert diagnose(launch_of_log(header), 1, lines).evidence.startswith(raised)
 
 
 HEALTHY = (FOLDER / "healthy.log").read_text()

@@ -90,7 +90,7 @@ def test_sglang_is_a_module_of_an_interpreter(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "told", "version"),
+    ("engine", "output", "version"),
     [
         (
             "llamacpp",
@@ -111,8 +111,8 @@ def test_sglang_is_a_module_of_an_interpreter(tmp_path):
         ("ollama", "gibberish", None),
     ],
 )
-def test_what_programs_print_for_their_version(engine, told, version):
-    assert parse_version(engine, told) == version
+def test_what_programs_print_for_their_version(engine, output, version):
+    assert parse_version(engine, output) == version
 
 
 LLAMA_HELP = """\
@@ -163,13 +163,15 @@ def test_flags_are_read_from_argparses_help():
 
 
 def test_an_unknown_flag_is_named_with_the_nearest_known_one():
-    known = frozenset({"--max-num-seqs", "--enable-prefix-caching", "--speculative-config", "-tp"})
+    known_flags = frozenset(
+        {"--max-num-seqs", "--enable-prefix-caching", "--speculative-config", "-tp"}
+    )
     words = [
         "--max-num-seq=4", "--no-enable-prefix-caching", "--speculative-config.method", "mtp",
         "--max_num_seqs", "--enforce-eagr", "-1", "-O3", "--",
     ]  # fmt: skip
-    assert list(unknown_flags("vllm", words, known)) == [("--enforce-eagr", None)]
-    assert list(unknown_flags("llamacpp", ["--max-num-seq"], known)) == [
+    assert list(unknown_flags("vllm", words, known_flags)) == [("--enforce-eagr", None)]
+    assert list(unknown_flags("llamacpp", ["--max-num-seq"], known_flags)) == [
         ("--max-num-seq", "--max-num-seqs")
     ]
 
@@ -180,13 +182,13 @@ def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
         f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat <<'END'\nversion: 1 (abc)\n{flags}\nEND\n"
     )
     program = find_program("llamacpp", str(script(tmp_path / "llama-server", said)))
-    told = []
+    lines = []
     version_of(program)
-    asked = (tmp_path / "asked").read_text().count("asked")
+    questions = (tmp_path / "asked").read_text().count("asked")
     for _ in range(3):
-        assert "--flag-7" in discovery.known_flags(program, tmp_path / "cache", told.append)
-    assert (tmp_path / "asked").read_text().count("asked") == asked + 1
-    assert len(told) == 1
+        assert "--flag-7" in discovery.known_flags(program, tmp_path / "cache", lines.append)
+    assert (tmp_path / "asked").read_text().count("asked") == questions + 1
+    assert len(lines) == 1
     assert remembered_flags(program, tmp_path / "cache") is not None
     os.utime(program.path, ns=(1, 1))
     assert remembered_flags(program, tmp_path / "cache") is None

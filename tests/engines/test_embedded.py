@@ -37,15 +37,15 @@ def weights():
 
 
 def launch_of(weights=Path("/models/m.gguf"), slots=2, context_tokens=256, port=0, **options):
-    told = {"slots": slots, "context_tokens": context_tokens, "threads": 1, "port": port}
-    return Launch("e-0", "embedded", MODEL, weights, **told, options=EngineOptions(**options))
+    fields = {"slots": slots, "context_tokens": context_tokens, "threads": 1, "port": port}
+    return Launch("e-0", "embedded", MODEL, weights, **fields, options=EngineOptions(**options))
 
 
 # Words
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({}, []),
         ({"batch": 2048, "kv_layout": "unified", "prefix_cache": True}, []),
@@ -59,9 +59,9 @@ def launch_of(weights=Path("/models/m.gguf"), slots=2, context_tokens=256, port=
         ({"draft": Draft("ngram", 8)}, ["--ngram", "8"]),
     ],
 )
-def test_only_what_differs_from_its_own_way_is_told(options, told):
+def test_only_what_differs_from_its_own_way_is_told(options, expected):
     argv = Embedded().argv(launch_of(**options))
-    assert argv[argv.index(REPORT_FD) + 1 :] == told
+    assert argv[argv.index(REPORT_FD) + 1 :] == expected
 
 
 def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
@@ -74,7 +74,7 @@ def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "instead"),
+    ("options", "message", "instead"),
     [
         ({"kv": "fp8"}, 'kv = "fp8" is not known', ", ".join(KV_TYPES)),
         (
@@ -98,11 +98,11 @@ def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
         ({"chunked_prefill": False}, "chunked_prefill = false", "leave it out"),
     ],
 )
-def test_what_it_does_not_take_is_one_line_before_the_start(options, said, instead):
+def test_what_it_does_not_take_is_one_line_before_the_start(options, message, instead):
     pytest.importorskip("xllamacpp")
     with pytest.raises(UserError, match="embedded: ") as caught:
         Embedded().check(launch_of(**options))
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert instead in caught.value.hint
 
 
@@ -156,15 +156,15 @@ def client_of(hive):
 def test_the_openai_client_gets_words_streamed_and_whole(hive):
     with client_of(hive) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
-        asked = {
+        body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": "Say hello."}],
             "max_tokens": 8,
             "temperature": 0,
         }
-        whole = client.chat.completions.create(**asked)
+        whole = client.chat.completions.create(**body)
         assert whole.usage.completion_tokens <= 8
-        chunks = list(client.chat.completions.create(**asked, stream=True))
+        chunks = list(client.chat.completions.create(**body, stream=True))
         words = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert words == whole.choices[0].message.content
         assert words.strip()
@@ -249,8 +249,10 @@ def test_a_sweep_on_the_real_engine_has_both_clocks(hive):
         assert level["effective_tok_s"] == pytest.approx(12 / level["wall_s"])
         assert level["engine_tok_s"] == pytest.approx(1000 / level["tpot_ms"]["p50"], rel=0.3)
         assert level["cached_prompt_share"] < 0.3
-    if (found := document["speedups"]) is not None:  # on a busy machine nothing is claimed
-        assert found["by_wall"] == pytest.approx(found["serial_wall_s"] / found["swarm_wall_s"])
+    if (speedups := document["speedups"]) is not None:  # on a busy machine nothing is claimed
+        assert speedups["by_wall"] == pytest.approx(
+            speedups["serial_wall_s"] / speedups["swarm_wall_s"]
+        )
 
 
 def start_server(launch):
@@ -268,8 +270,8 @@ def test_an_occupied_port_is_not_mistaken_for_a_damaged_file(weights):
         port = taken.getsockname()[1]
         done = start_server(launch_of(weights, port=port))
     assert done.returncode == EXIT_FINAL
-    found = diagnose(launch_of(weights), done.returncode, done.stderr.splitlines())
-    assert f"port {port} is in use" in str(found)
+    diagnosis = diagnose(launch_of(weights), done.returncode, done.stderr.splitlines())
+    assert f"port {port} is in use" in str(diagnosis)
 
 
 @pytest.mark.engine
@@ -369,9 +371,13 @@ def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
         launch = launch_of(weights, **options)
         Embedded().check(launch)
         with embedded_process.serving(launch) as url, ThreadPoolExecutor(2) as agents:
-            found = list(agents.map(lambda text: asked(url, text), (LIST, CAT)))
-            found += [asked(url, CAT)]  # by itself, and where there is a cache, with what is in it
-        return [one["choices"][0]["text"] for one in found], [one["timings"] for one in found]
+            answers = list(agents.map(lambda text: asked(url, text), (LIST, CAT)))
+            answers += [
+                asked(url, CAT)
+            ]  # by itself, and where there is a cache, with what is in it
+        return [answer["choices"][0]["text"] for answer in answers], [
+            answer["timings"] for answer in answers
+        ]
 
     plain, _ = answers()
     assert plain[1] == plain[2]
@@ -386,7 +392,7 @@ def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("options", "cause", "said", "changed"),
+    ("options", "cause", "text", "changed"),
     [
         (
             {"kv": "q8_0", "flash_attention": False},
@@ -403,12 +409,12 @@ def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
     ],
 )
 def test_a_wrong_combination_dies_with_its_cause_its_line_and_its_remedy(
-    weights, options, cause, said, changed
+    weights, options, cause, text, changed
 ):
     launch = launch_of(weights, **options)
     done = start_server(launch)
     assert done.returncode in (EXIT_FINAL, -6)
-    found = diagnose(launch, done.returncode, done.stderr.splitlines())
-    assert (found.cause, found.changed, found.final) == (cause, changed, True)
-    assert said in found.evidence
-    assert found.remedy
+    diagnosis = diagnose(launch, done.returncode, done.stderr.splitlines())
+    assert (diagnosis.cause, diagnosis.changed, diagnosis.final) == (cause, changed, True)
+    assert text in diagnosis.evidence
+    assert diagnosis.remedy

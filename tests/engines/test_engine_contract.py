@@ -117,9 +117,9 @@ CASES = [
 
 @pytest.fixture(params=CASES, ids=lambda case: case.__name__)
 def launch(request, tmp_path, monkeypatch):
-    made = request.param(tmp_path)  # finds the user's weights
+    launch = request.param(tmp_path)  # finds the user's weights
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return made
+    return launch
 
 
 def commands():
@@ -153,9 +153,9 @@ class Kept:
             origin, method, path, body=body or None, headers=headers, timeout_s=60
         )
 
-    async def chat(self, headers=None, **more):
+    async def chat(self, headers=None, **fields):
         message = [{"role": "user", "content": "Tell a long story about bees."}]
-        body = {"model": self.replica.model, "messages": message, "temperature": 0, **more}
+        body = {"model": self.replica.model, "messages": message, "temperature": 0, **fields}
         return await self.ask("POST", "/v1/chat/completions", headers, **body)
 
     async def busy(self):
@@ -234,12 +234,12 @@ def test_a_model_that_is_not_there_is_refused_before_the_start_or_with_its_cause
     """And nothing is left running."""
     if launch.engine in ("fake", "simulated"):
         pytest.skip("it has no weights")
-    gone = str(tmp_path / "gone")
+    missing = str(tmp_path / "gone")
     changes = {
         "ollama": {"model": "gone:1b"},
-        "embedded": {"weights": Path(gone)},
-        "llamacpp": {"weights": Path(gone)},
-    }.get(launch.engine, {"checkpoint": gone})
+        "embedded": {"weights": Path(missing)},
+        "llamacpp": {"weights": Path(missing)},
+    }.get(launch.engine, {"checkpoint": missing})
     wrong = replace(launch, **changes)
     refused = None
     try:
@@ -307,10 +307,13 @@ def test_an_option_is_told_to_the_engine_or_refused_by_its_name(engine, field):
         engine, checkpoint="m", port=8001, options=EngineOptions(tp=2 if field == "ep" else 1)
     )
     given = replace(plain, options=replace(plain.options, **{field: GIVEN[field]}))
-    refused = [what for what, _ in adapter.refusals(given)]
+    refused = [refusal for refusal, _ in adapter.refusals(given)]
     if refused:
-        assert any(field in what for what in refused) or engine == "ollama"
+        assert any(field in refusal for refusal in refused) or engine == "ollama"
         return
     words = getattr(adapter, "arguments", adapter.argv)
-    told, before = ((words(one), adapter.environment(one)) for one in (given, plain))
-    assert told != before
+    changed, before = (
+        (words(option_launch), adapter.environment(option_launch))
+        for option_launch in (given, plain)
+    )
+    assert changed != before

@@ -37,10 +37,10 @@ def wheels(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_engine_is_installed_found_replaced_and_removed(wheels, tmp_path):
-    said = []
-    program = install_engine("vllm", driver="580.65.06", say=said.append)
+    lines = []
+    program = install_engine("vllm", driver="580.65.06", say=lines.append)
     assert version_of(program) == "vllm 0.24.0"
-    assert [line for line in said if line.endswith("...")] == [
+    assert [line for line in lines if line.endswith("...")] == [
         "creating the environment ...",
         "installing vllm==0.24.0 with pip ...",
     ]
@@ -50,9 +50,9 @@ def test_an_engine_is_installed_found_replaced_and_removed(wheels, tmp_path):
         EngineError,
         match=r"installing vllm==9\.9\.9 with pip failed: ERROR: No matching distribution",
     ):
-        install_engine("vllm", version="9.9.9", driver="580.65.06", say=said.append)
+        install_engine("vllm", version="9.9.9", driver="580.65.06", say=lines.append)
     assert version_of(find_program("vllm")) == "vllm 0.24.0"  # the one before is back
-    install_engine("vllm", version="0.25.0", driver="580.65.06", say=said.append)
+    install_engine("vllm", version="0.25.0", driver="580.65.06", say=lines.append)
     assert version_of(find_program("vllm")) == "vllm 0.25.0"
     assert remove_engine("vllm") == engine_folder("vllm")
     assert [path.name for path in engine_folder("vllm").parent.iterdir()] == []

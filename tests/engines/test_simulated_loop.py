@@ -56,15 +56,15 @@ def closed_loop(prospect, agents, tasks, prompt, output, late_s=0.0):
     """
     loop = VirtualLoop(late_s)
     clockwork = clockwork_on(prospect, loop)
-    left = [tasks]
+    remaining = [tasks]
     tokens = [0]
 
     def gain(count):
         tokens[0] += count
 
     def send():
-        if left[0]:
-            left[0] -= 1
+        if remaining[0]:
+            remaining[0] -= 1
             clockwork.submit(prompt, output, gain, send)
 
     for _ in range(agents):

@@ -114,7 +114,7 @@ def test_beyond_the_context_vllms_own_error_is_given(client):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         (b"{", 400, "truncated"),
         (b"[]", 400, "Expected `object`"),
@@ -126,12 +126,12 @@ def test_beyond_the_context_vllms_own_error_is_given(client):
     ],
     ids=str,
 )
-def test_what_it_cannot_do_is_refused_in_one_line(engine, body, status, said):
+def test_what_it_cannot_do_is_refused_in_one_line(engine, body, status, message):
     got, headers, answer = engine.post("/v1/chat/completions", body)
     document = json.loads(answer)
     assert (got, document["error"]["code"], document["simulated"]) == (status, status, True)
     assert headers["x-skep-simulated"] == "1"
-    assert said in document["error"]["message"]
+    assert message in document["error"]["message"]
 
 
 def test_the_model_list_says_what_it_is(engine, client):
@@ -155,18 +155,18 @@ def test_skeps_own_reader_finds_the_engines_figures(engine, client):
     from skep.bench.summary import counted
 
     before = engine.figures()
-    asked = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
-    answer = client.chat.completions.create(model=MODEL, messages=HELLO, **asked)
+    body = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO, **body)
     # As long as asked.
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (
         300,
         "length",
     )
-    found = counted(before, engine.figures())
-    assert (found["prompt_tokens"], found["output_tokens"]) == (8, 300)
-    assert 0 < found["tpot_s"] < found["total_s"]
-    assert found["ttft_s"] == pytest.approx(found["queue_s"] + found["prefill_s"])
-    assert found["total_s"] == pytest.approx(found["ttft_s"] + found["decode_s"])
+    figures = counted(before, engine.figures())
+    assert (figures["prompt_tokens"], figures["output_tokens"]) == (8, 300)
+    assert 0 < figures["tpot_s"] < figures["total_s"]
+    assert figures["ttft_s"] == pytest.approx(figures["queue_s"] + figures["prefill_s"])
+    assert figures["total_s"] == pytest.approx(figures["ttft_s"] + figures["decode_s"])
 
 
 def test_more_than_the_slots_wait_and_a_client_that_leaves_makes_room():
@@ -195,8 +195,8 @@ def test_it_loads_before_it_serves_and_speculation_brings_several_tokens_a_chunk
         assert [engine.get(path)[0] for path in ("/health", "/v1/models")] == [503, 503]
         eventually(lambda: engine.get("/health")[0] == 200)
         with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="x") as client:
-            asked = {"max_tokens": 120, "stream": True, "extra_body": {"ignore_eos": True}}
-            stream = client.chat.completions.create(model=MODEL, messages=HELLO, **asked)
+            body = {"max_tokens": 120, "stream": True, "extra_body": {"ignore_eos": True}}
+            stream = client.chat.completions.create(model=MODEL, messages=HELLO, **body)
             texts = [text for chunk in stream if (text := chunk.choices[0].delta.content)]
         assert len("".join(texts).split()) == 120
         assert 30 < len(texts) < 80

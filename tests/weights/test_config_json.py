@@ -37,13 +37,13 @@ NOT_COMPARED |= {"native_bits", "kept_small"}
 def test_a_published_configuration_gives_the_geometry_of_the_catalogue(slug):
     """Field by field; parameters are counted, as no configuration states them."""
     read = geometry_from_config(json.dumps(PUBLISHED[slug]), slug)
-    known = geometry(slug)
-    compared = set(known.__dataclass_fields__) - NOT_COMPARED
+    model = geometry(slug)
+    compared = set(model.__dataclass_fields__) - NOT_COMPARED
     assert {key: getattr(read, key) for key in compared} == {
-        key: getattr(known, key) for key in compared
+        key: getattr(model, key) for key in compared
     }
-    assert read.params_total == pytest.approx(known.params_total, rel=0.02)
-    assert read.params_active == pytest.approx(known.params_active, rel=0.1)
+    assert read.params_total == pytest.approx(model.params_total, rel=0.02)
+    assert read.params_active == pytest.approx(model.params_active, rel=0.1)
 
 
 def test_a_window_without_a_pattern_slides_in_every_layer():
@@ -61,8 +61,8 @@ def test_a_window_without_a_pattern_slides_in_every_layer():
 
 
 def test_an_unknown_architecture_is_read_by_the_usual_keys():
-    known = {**LLAMA, "model_type": "something_new", "architectures": ["SomethingNewForCausalLM"]}
-    assert geometry_from_config(known, "new").params_total == pytest.approx(8.03e9, rel=0.001)
+    config = {**LLAMA, "model_type": "something_new", "architectures": ["SomethingNewForCausalLM"]}
+    assert geometry_from_config(config, "new").params_total == pytest.approx(8.03e9, rel=0.001)
 
 
 def test_a_vision_tower_is_counted_beside_the_text_model():
@@ -73,7 +73,7 @@ def test_a_vision_tower_is_counted_beside_the_text_model():
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("document", "expected"),
     [
         (None, None),
         ({"quant_method": "fp8"}, Quantization("fp8", 8.0)),
@@ -101,8 +101,8 @@ def test_a_vision_tower_is_counted_beside_the_text_model():
         ({}, Quantization("unknown", None)),
     ],
 )
-def test_the_quantization_stands_beside_the_geometry(said, expected):
-    config = {**LLAMA, "quantization_config": said}
+def test_the_quantization_stands_beside_the_geometry(document, expected):
+    config = {**LLAMA, "quantization_config": document}
     assert quantization_from_config(config, "x") == expected
     assert geometry_from_config(config, "x").native_bits == (expected.bits if expected else None)
 
@@ -122,7 +122,7 @@ def test_a_file_or_its_folder_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("num_hidden_layers", 0, "`num_hidden_layers` is 0, not a whole number from 1 to 1000"),
         ("num_hidden_layers", None, "has no `num_hidden_layers`"),
@@ -200,11 +200,11 @@ def test_a_file_or_its_folder_is_read(tmp_path):
         ("quantization_config", {"bits": 1e9}, "`bits` is 1000000000"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_key_and_file(key, value, said):
+def test_a_wrong_value_is_named_with_its_key_and_file(key, value, message):
     with pytest.raises(UserError) as caught:
         geometry_from_config({**LLAMA, key: value}, "my/config.json")
     assert caught.value.message.startswith("`my/config.json`")
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 160
 
@@ -259,11 +259,11 @@ def test_what_a_file_calls_things_is_told_in_one_short_line(config):
 
 
 def test_the_name_of_an_unknown_format_is_one_short_line():
-    said = quantization_from_config(
+    quantization = quantization_from_config(
         {"quantization_config": {"quant_method": "\x1b[31mx\n" * 1000}}, "x"
     )
-    assert said.method.isprintable()
-    assert len(said.method) <= 100
+    assert quantization.method.isprintable()
+    assert len(quantization.method) <= 100
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_unknown_tensor_type_is_tolerated(saved):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "it is empty"),
         (b"\n<!DOCTYPE html><html>", "it is a web page"),
@@ -136,9 +136,9 @@ def test_unknown_tensor_type_is_tolerated(saved):
         (b"GGUF" + struct.pack("<IQQ", 77, 0, 0), "it is a GGUF of version 77"),
     ],
 )
-def test_other_files_are_named_for_what_they_are(saved, content, said):
+def test_other_files_are_named_for_what_they_are(saved, content, message):
     """Somebody who saved a web page learns that it is a web page."""
-    assert f"is not a usable GGUF: {said}" in complaint(saved(content))
+    assert f"is not a usable GGUF: {message}" in complaint(saved(content))
 
 
 def test_missing_file_folder_and_pipe_are_refused(tmp_path):
@@ -174,13 +174,13 @@ PAIR = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k")
 def test_absurd_numbers_are_refused(saved, content):
     """A count or length is held against the file before anything is allocated for it."""
     assert (
-        "its header is damaged" in (said := complaint(saved(content)))
-        or "truncated or damaged" in said
+        "its header is damaged" in (message := complaint(saved(content)))
+        or "truncated or damaged" in message
     )
 
 
 @pytest.mark.parametrize(
-    ("claim", "said"),
+    ("claim", "message"),
     [
         (
             text("k") + struct.pack("<IIQ", ARRAY, TEXT, 1 << 33),
@@ -190,7 +190,9 @@ def test_absurd_numbers_are_refused(saved, content):
     ],
     ids=["texts", "key"],
 )
-def test_sparse_file_can_neither_keep_the_reader_busy_nor_make_it_allocate(tmp_path, claim, said):
+def test_sparse_file_can_neither_keep_the_reader_busy_nor_make_it_allocate(
+    tmp_path, claim, message
+):
     """A file may claim billions of empty values, or a key of 200 GiB, and be large enough for
     them.
     """
@@ -199,7 +201,7 @@ def test_sparse_file_can_neither_keep_the_reader_busy_nor_make_it_allocate(tmp_p
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + claim)
         file.truncate(1 << 38)
     began = time.process_time()
-    assert said in complaint(path)
+    assert message in complaint(path)
     assert time.process_time() - began < 5
 
 
@@ -296,7 +298,7 @@ def test_the_real_small_model_is_the_one_of_the_catalogue():
     if pulled is None:
         pytest.skip("smollm2-135m is not pulled here")
     read = geometry_of(read_header(pulled))
-    known = geometry("smollm2-135m")
+    model = geometry("smollm2-135m")
     for key in (
         "hidden",
         "layers",
@@ -307,9 +309,9 @@ def test_the_real_small_model_is_the_one_of_the_catalogue():
         "intermediate",
         "full_layers",
     ):
-        assert getattr(read, key) == getattr(known, key)
+        assert getattr(read, key) == getattr(model, key)
     assert read.tied_embeddings
-    assert read.params_total == pytest.approx(known.params_total, rel=0.001)
+    assert read.params_total == pytest.approx(model.params_total, rel=0.001)
     assert read.native_bits == pytest.approx(5.74, abs=0.01)
 
 
@@ -396,10 +398,10 @@ def test_a_missing_key_is_named(tmp_path, saved, missing):
     nameless = saved(gguf(pairs=(("general.name", TEXT, "x"),)))
     with pytest.raises(UserError) as caught:
         geometry_of(header(tmp_path, keys) if missing else read_header(nameless))
-    wanted = {"vocab_size": "tokenizer.ggml.tokens", None: "general.architecture"}.get(
+    missing_key = {"vocab_size": "tokenizer.ggml.tokens", None: "general.architecture"}.get(
         missing, f"llama.{missing}"
     )
-    assert caught.value.message == f"the GGUF has no `{wanted}`"
+    assert caught.value.message == f"the GGUF has no `{missing_key}`"
 
 
 def test_the_name_of_an_architecture_is_told_in_one_short_line(saved):

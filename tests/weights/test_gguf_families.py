@@ -274,7 +274,7 @@ FAMILIES = {
 }
 
 
-def written(path, family, *, more=(), only=None):
+def written(path, family, *, extra=(), only=None):
     keys, lists, blocks, _ = FAMILIES[family]
     pairs = [("general.architecture", TEXT, family), ("general.name", TEXT, "Own One")]
     pairs += [(f"{family}.{key}", U32, value) for key, value in keys.items()]
@@ -283,7 +283,7 @@ def written(path, family, *, more=(), only=None):
         tensors = tensors_of(blocks)
     else:
         tensors = tensors_of(blocks)[:only]
-    path.write_bytes(gguf(pairs=(*pairs, *more), tensors=tensors, data=0))
+    path.write_bytes(gguf(pairs=(*pairs, *extra), tensors=tensors, data=0))
     return path
 
 
@@ -295,19 +295,19 @@ def read(path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_tells_what_a_token_and_a_sequence_keep(tmp_path, family):
-    told = read(written(tmp_path / "own.gguf", family))
+    model = read(written(tmp_path / "own.gguf", family))
     expected = FAMILIES[family][3]
-    assert {key: told.get(key) for key in expected} == expected
+    assert {key: model.get(key) for key in expected} == expected
 
 
 @pytest.mark.parametrize("family", ["kimi-linear", "mimo2", "minimax-01", "deepseek4", "llama4"])
 def test_one_part_of_several_tells_the_same_layers_without_their_tensors(tmp_path, family):
-    more = [("split.count", U32, 4)]
-    told = read(written(tmp_path / "own-00001-of-00004.gguf", family, more=more, only=6))
+    split = [("split.count", U32, 4)]
+    model = read(written(tmp_path / "own-00001-of-00004.gguf", family, extra=split, only=6))
     expected = FAMILIES[family][3]
-    kept = [
+    fields = [
         key
         for key in expected
         if key.endswith(("full_layers", "_per_token", "window_bytes", "state_bytes"))
     ]
-    assert {key: told.get(key) for key in kept} == {key: expected[key] for key in kept}
+    assert {key: model.get(key) for key in fields} == {key: expected[key] for key in fields}

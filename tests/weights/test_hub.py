@@ -36,10 +36,10 @@ def hub(tmp_path, monkeypatch):
     parts = {f"big/m-Q4-{n:05}-of-00002.gguf": gguf() for n in (1, 2)}
     with FakeHub(
         org__model=FOLDER, org__gguf={"m-Q4.gguf": gguf(), **parts}, org__gated=FOLDER
-    ).serving() as made:
-        made.gated.add("org/gated")
-        monkeypatch.setenv("HF_ENDPOINT", made.url)
-        yield made
+    ).serving() as hub:
+        hub.gated.add("org/gated")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
 
 
 def test_a_source_is_a_repository_or_a_file_of_it():
@@ -58,16 +58,16 @@ def test_a_checkpoint_is_fetched_once_without_the_weights_in_other_forms(
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     assert hub_token(os.environ)
     heard = []
-    found = pull_hub(HubSource("org/gated"), lambda done, total: heard.append((done, total)))
-    assert sorted(path.name for path in found.path.iterdir()) == [
+    files = pull_hub(HubSource("org/gated"), lambda done, total: heard.append((done, total)))
+    assert sorted(path.name for path in files.path.iterdir()) == [
         "config.json",
         "model.safetensors",
     ]
-    assert (found.bytes, found.already_there) == (400_002, False)
+    assert (files.bytes, files.already_there) == (400_002, False)
     assert heard[-1] == (400_002, 400_002)
-    asked = len(hub.asked)
+    requests = len(hub.asked)
     again = pull("org/gated", cache_dir=tmp_path)
-    assert (again.path, again.already_there, len(hub.asked)) == (found.path, True, asked)
+    assert (again.path, again.already_there, len(hub.asked)) == (files.path, True, requests)
 
 
 def test_weights_in_an_older_form_are_fetched_where_there_are_no_others(hub):
@@ -92,7 +92,7 @@ def test_a_file_of_several_parts_is_fetched_with_all_of_them(hub):
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "said", "hint"),
+    ("source", "kind", "message", "hint"),
     [
         ("org/gated", UserError, "`org/gated` is gated", "HF_TOKEN"),
         ("org/nothing", UserError, "the hub has no `org/nothing`", "check the spelling"),
@@ -100,11 +100,11 @@ def test_a_file_of_several_parts_is_fetched_with_all_of_them(hub):
         ("org/gguf:page.gguf", WeightsError, "it is a web page", ""),
     ],
 )
-def test_what_cannot_be_had_is_one_clear_line(hub, tmp_path, source, kind, said, hint):
+def test_what_cannot_be_had_is_one_clear_line(hub, tmp_path, source, kind, message, hint):
     hub.repos["org/gguf"]["page.gguf"] = b"<html>"
     with pytest.raises(kind) as caught:
         pull(source, cache_dir=tmp_path)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert hint in (caught.value.hint or "")
     assert not list((tmp_path / "hf").rglob("*.safetensors"))
 

