@@ -31,7 +31,7 @@ def test_two_installations_do_not_share_a_control_socket(tmp_path):
     assert first.runtime.parent == second.runtime.parent == tmp_path
 
 
-def test_a_runtime_folder_too_long_for_a_socket_is_replaced_by_a_short_one_and_one_open_to_others_refused(
+def test_a_runtime_folder_too_long_for_a_socket_is_replaced_and_an_open_one_refused(
     tmp_path,
 ):
     long = tmp_path / ("x" * 120)

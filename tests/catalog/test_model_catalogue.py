@@ -60,24 +60,29 @@ def test_the_widths_add_up_to_the_total(model):
 
 
 @pytest.mark.parametrize("model", KNOWN.values(), ids=KNOWN)
-def test_a_geometry_is_consistent(model):
+def test_the_layers_of_a_geometry_add_up(model):
     # These keep a window beside what they compress.
     both = 0 if model.full_entries is None else model.full_layers
     assert model.full_layers + model.sliding_layers + model.linear_layers <= model.layers + both
     assert model.full_layers > 0
     assert model.heads % model.kv_heads == 0
-    assert 0 < model.params_active <= model.params_total
-    assert model.is_moe or model.params_active == model.params_total
     assert (model.sliding_layers > 0) == (model.sliding_window > 0)
     assert (model.linear_layers > 0) == (model.state_bytes > 0)
-    assert (
-        (model.experts > 0)
-        == (0 < model.experts_per_token <= model.experts)
-        == (model.expert_intermediate > 0)
-    )
-    assert model.expert_layers <= model.layers
     assert model.max_context >= 2048
     assert model.mtp_layers == 0 or parts_of(model).draft > 0
+
+
+@pytest.mark.parametrize("model", KNOWN.values(), ids=KNOWN)
+def test_only_a_mixture_of_experts_reads_less_than_all_parameters(model):
+    assert 0 < model.params_active <= model.params_total
+    assert model.is_moe or model.params_active == model.params_total
+    has_choice = 0 < model.experts_per_token <= model.experts
+    assert (model.experts > 0) == has_choice == (model.expert_intermediate > 0)
+    assert model.expert_layers <= model.layers
+
+
+@pytest.mark.parametrize("model", KNOWN.values(), ids=KNOWN)
+def test_every_value_of_a_geometry_says_where_it_was_read(model):
     for origin in model.origins.values():
         assert origin.source
         assert origin.confidence in ("A", "B", "C")
@@ -85,9 +90,7 @@ def test_a_geometry_is_consistent(model):
 
 
 @pytest.mark.parametrize(("slug", "figures"), [*published()])
-def test_kv_and_state_are_those_of_the_configuration_and_totals_near_what_the_makers_publish(
-    slug, figures
-):
+def test_kv_and_state_are_those_of_the_configuration_and_totals_are_near_the_makers(slug, figures):
     model, (kv, fixed, total, active) = KNOWN[slug], figures
     if model.is_hybrid:
         fixed_bytes = model.state_bytes

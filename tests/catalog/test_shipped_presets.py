@@ -73,9 +73,7 @@ def test_what_its_author_could_not_start_has_no_figures_and_says_what_was_seen(p
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_those_that_were_printed_and_every_preset_becomes_something_to_serve(
-    presets, name
-):
+def test_figures_are_those_that_were_printed_and_every_preset_can_be_served(presets, name):
     preset = presets[name]
     figures = [
         tuple(getattr(figure, name) for name in (*NUMBERS, *WORDS)) for figure in preset.published
@@ -90,25 +88,20 @@ def test_figures_are_those_that_were_printed_and_every_preset_becomes_something_
     assert serve.context_tokens >= 8192
 
 
-def test_the_patched_ones_name_image_patches_driver_and_checkpoint(presets):
-    for name in PATCHED:
-        preset = presets[name]
-        assert [need.kind for need in preset.needs] == [
-            "driver",
-            "image",
-            "patch",
-            "patch",
-            "step",
-            "checkpoint",
-        ]
-        assert (
-            preset.container.image
-            == "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
-        )
-        assert "python3 -m vllm._genesis.patches.apply_all" in preset.container.before
-        assert dict(preset.env)["GENESIS_ENABLE_P82"] == "1"
-        assert all(figure.needs for figure in preset.published)
-        assert any("--local-dir" in line for line in preset.notes)  # had as real files
+@pytest.mark.parametrize("name", PATCHED)
+def test_a_patched_preset_names_image_patches_driver_and_checkpoint(presets, name):
+    preset = presets[name]
+    kinds = [need.kind for need in preset.needs]
+    assert kinds == ["driver", "image", "patch", "patch", "step", "checkpoint"]
+    nightly = "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
+    assert preset.container.image == nightly
+    assert "python3 -m vllm._genesis.patches.apply_all" in preset.container.before
+    assert dict(preset.env)["GENESIS_ENABLE_P82"] == "1"
+    assert all(figure.needs for figure in preset.published)
+    assert any("--local-dir" in line for line in preset.notes)  # had as real files
+
+
+def test_the_patched_presets_serve_the_checkpoints_of_their_write_ups(presets):
     assert presets["qwen3.6-27b-2x3090-replicas"].checkpoint == "Lorbus/Qwen3.6-27B-int4-AutoRound"
     experts = presets["qwen3.6-35b-a3b-2x3090-ep"]
     assert experts.checkpoint == "QuantTrio/Qwen3.6-35B-A3B-AWQ"

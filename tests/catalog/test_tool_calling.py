@@ -50,6 +50,11 @@ def test_a_table_says_where_it_was_read_and_has_no_key_that_nobody_reads(title):
     assert entry.keys() <= KEYS
     assert entry["source"]
     assert entry["confidence"] in ("A", "B", "C")
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_a_table_is_of_a_model_or_of_checkpoints_that_differ_from_it(title):
+    entry = TABLES[title]
     if "of" in entry:
         assert entry["names"]
         assert entry["of"] in TABLES
@@ -59,7 +64,7 @@ def test_a_table_says_where_it_was_read_and_has_no_key_that_nobody_reads(title):
         assert entry.get("vllm") or entry.get("reason")
 
 
-def test_every_checkpoint_of_the_catalogue_is_known_by_the_name_that_an_engine_is_given():
+def test_every_known_checkpoint_is_known_by_the_name_that_an_engine_is_given():
     for checkpoint in all_checkpoints():
         for engine in checkpoint.engines:
             for quant in checkpoint.formats:

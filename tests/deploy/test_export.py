@@ -115,7 +115,7 @@ def published_run(depth, slots, share):
     }
 
 
-def test_a_container_is_told_the_parsers_of_the_model_whatever_its_folder_is_called_inside():
+def test_a_container_is_told_the_parsers_of_the_model_whatever_its_folder_is_called():
     text = export(recipe(checkpoint="~/models/Qwen3-8B-AWQ"), "docker")
     for run in commands(text, "docker"):
         options = options_of(run)
@@ -126,21 +126,47 @@ def test_a_container_is_told_the_parsers_of_the_model_whatever_its_folder_is_cal
         assert not any("Qwen3-8B-AWQ" in word for word in run[run.index("serve") + 1 :])
 
 
-@pytest.mark.parametrize(
-    ("name", "depth", "slots", "share", "cards"),
-    [
-        ("qwen3.6-27b-3090-mtp5", 5, "1", "0.97", ["0"]),
-        ("qwen3.6-27b-2x3090-replicas", 3, "2", "0.92", ["0", "1"]),
-    ],
-)
+WRITE_UPS = [
+    ("qwen3.6-27b-3090-mtp5", 5, "1", "0.97", ["0"]),
+    ("qwen3.6-27b-2x3090-replicas", 3, "2", "0.92", ["0", "1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "depth", "slots", "share", "cards"), WRITE_UPS)
 def test_docker_runs_what_the_write_up_ran(name, depth, slots, share, cards):
     runs = commands(export(shipped(name), "docker"), "docker")
     assert len(runs) == len(cards)
+    for run in runs:
+        *steps, start = run[-1].split("\n")
+        assert steps == [
+            "set -e",
+            "pip install xxhash pandas scipy -q",
+            "python3 -m vllm._genesis.patches.apply_all",
+            "python3 /patches/patch_tolist_cudagraph.py",
+        ]
+        words = shlex.split(start)
+        assert words[:4] == ["exec", "vllm", "serve", "/model"]
+        options = options_of(words)
+        options["--speculative-config"] = json.loads(options["--speculative-config"])
+        assert options == published_run(depth, slots, share)
+
+
+@pytest.mark.parametrize(("name", "cards"), [(row[0], row[-1]) for row in WRITE_UPS])
+def test_a_container_has_the_cards_ports_and_image_of_the_write_up(name, cards):
+    runs = commands(export(shipped(name), "docker"), "docker")
     for place, (run, card) in enumerate(zip(runs, cards, strict=True)):
         assert run[:3] == ["docker", "run", "-d"]
         assert run[run.index("--gpus") + 1] == f'"device={card}"'
         assert run[run.index("-p") + 1].endswith(f"{8500 + place}:8000")
         assert {"--ipc=host", "--shm-size=16gb"} <= set(run)
+        image, dash_c = run[-3:-1]
+        assert image == "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
+        assert (run[run.index("--entrypoint") + 1], dash_c) == ("/bin/bash", "-c")
+
+
+@pytest.mark.parametrize("name", [row[0] for row in WRITE_UPS])
+def test_a_container_has_the_mounts_and_variables_of_the_write_up(name):
+    for run in commands(export(shipped(name), "docker"), "docker"):
         mounted = [run[at + 1].split(":", 1)[1] for at, word in enumerate(run) if word == "-v"]
         assert mounted == [
             "/model:ro",
@@ -154,21 +180,6 @@ def test_docker_runs_what_the_write_up_ran(name, depth, slots, share, cards):
             "GENESIS_ENABLE_P82=1",
         } <= given
         assert "CUDA_VISIBLE_DEVICES" not in " ".join(run)  # inside, the one card is number 0
-        image, dash_c, script = run[-3:]
-        assert image == "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
-        assert (run[run.index("--entrypoint") + 1], dash_c) == ("/bin/bash", "-c")
-        *steps, start = script.split("\n")
-        assert steps == [
-            "set -e",
-            "pip install xxhash pandas scipy -q",
-            "python3 -m vllm._genesis.patches.apply_all",
-            "python3 /patches/patch_tolist_cudagraph.py",
-        ]
-        words = shlex.split(start)
-        assert words[:4] == ["exec", "vllm", "serve", "/model"]
-        options = options_of(words)
-        options["--speculative-config"] = json.loads(options["--speculative-config"])
-        assert options == published_run(depth, slots, share)
 
 
 def test_the_gateway_of_two_replicas_is_told_their_slots():

@@ -525,7 +525,7 @@ def test_each_way_of_drafting_has_its_configuration(draft, config):
     assert json.loads(value(words("vllm", draft=draft), "--speculative-config")) == config
 
 
-def test_cards_are_those_that_nvidia_smi_numbers_so_and_the_hub_is_not_asked_for_what_lies_in_a_folder():
+def test_cards_are_as_nvidia_smi_numbers_them_and_the_hub_is_not_asked_for_a_folder():
     env = Vllm().environment(launch("vllm", gpus=(2, 3), tp=2, p2p="nvlink", env=(("A", "1"),)))
     assert env == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -584,7 +584,7 @@ def test_a_vllm_older_than_a_parser_is_started_without_it(tmp_path):
     assert parser_of("0.28.0rc1") == "qwen3_coder"
 
 
-def test_an_older_vllm_is_asked_in_the_older_way_and_an_option_that_it_does_not_know_is_told(
+def test_an_older_vllm_is_asked_in_its_way_and_an_option_it_does_not_know_is_told(
     tmp_path,
 ):
     """`--help=all` is of 0.11 and later."""

@@ -289,7 +289,7 @@ def test_a_prompt_that_did_not_hit_is_tried_again_longer_before_anybody_is_warne
     assert (prefix_cache.state, prefix_cache.text) == ("ok", "prefix cache: 94 % hit")
 
 
-def test_a_chat_template_without_a_place_for_a_system_prompt_gets_the_text_from_the_user():
+def test_a_template_without_a_place_for_a_system_prompt_gets_the_text_from_the_user():
     refused = 400, b'{"error": {"message": "System role not supported"}}'
     script = Scripted(prompts=[refused, read(0), read(576)])
     assert script.results()[1].state == "ok"

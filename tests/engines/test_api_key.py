@@ -16,11 +16,8 @@ ENGINES = ("embedded", "fake", "llamacpp", "ollama", "sglang", "simulated", "vll
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_is_told_its_address_and_its_key_and_the_key_is_no_word_of_its_command(engine):
-    """The hive's key wins over one in the launch's variables, as the gateway sends it.
-
-    Without, none is spoken of.
-    """
+def test_an_engine_is_told_its_address_and_its_key(engine):
+    """The hive's key wins over one in the launch's variables, as the gateway sends it."""
     adapter = engine_named(engine)
     variable = {"llamacpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}.get(engine, ENGINE_KEY)
     launch = replace(
@@ -33,9 +30,20 @@ def test_an_engine_is_told_its_address_and_its_key_and_the_key_is_no_word_of_its
     else:
         assert words[words.index("--host") + 1] == "fd00::2"
         assert variables[variable] == KEY
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_key_of_an_engine_is_no_word_of_its_command(engine):
+    launch = replace(PLAIN, engine=engine, api_key=KEY)
+    words = engine_named(engine).argv(launch)
     assert (KEY_HERE in words) == (engine == "sglang")  # no version of it is known here
     assert not any(KEY in word for word in words)
     assert KEY not in repr(launch)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_without_a_key_is_told_of_none(engine):
+    adapter = engine_named(engine)
     keyless = replace(PLAIN, engine=engine)
     assert not any("KEY" in name for name in adapter.environment(keyless))
     assert not {"--api-key", KEY_HERE} & set(adapter.argv(keyless))

@@ -472,7 +472,7 @@ def test_a_real_log_is_explained(log):
     assert "?" not in diagnosis.cause
 
 
-def test_an_engine_that_ended_with_the_loss_of_its_core_is_put_down_to_the_kernel_where_that_counted():
+def test_the_loss_of_a_core_is_put_down_to_the_kernel_where_that_counted_a_kill():
     """And of a hub's error what was raised is shown, not the line of code."""
     header, lines = expected(FOLDER / "vllm_core_vanished.log")
     assert "killed, or crashed outside Python" in diagnose(launch_of_log(header), 0, lines).cause

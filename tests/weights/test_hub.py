@@ -247,7 +247,7 @@ def test_a_file_without_a_checksum_is_begun_anew(hub, tmp_path):
     assert (folder / "config.json").read_bytes() == b'{"b": 222}'
 
 
-def test_a_file_without_a_checksum_that_changes_while_it_is_fetched_does_not_become_a_mixture(hub):
+def test_a_file_without_a_checksum_that_changes_on_the_way_does_not_become_a_mixture(hub):
     """The hub's client asks for the rest after a break, when it is another file."""
     old = b"a" * 25_000_000  # its client writes 10 MB at a time
     new = b"b" * 25_000_000
