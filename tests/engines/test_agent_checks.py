@@ -269,7 +269,7 @@ def size_of(document):
     return sum(len(message["content"]) for message in document["messages"])
 
 
-def test_the_prompt_is_as_long_as_the_models_blocks_want_and_half_the_context_at_most():
+def test_the_prompt_is_as_long_as_the_models_blocks_but_half_the_context_at_most():
     sizes = {}
     for name, fields in {
         "usual": {"context_tokens": 32768},

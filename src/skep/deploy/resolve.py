@@ -54,6 +54,10 @@ OFFERED = (
     "qwen3-4b",
 )
 OFFERS = 3
+# of a request, by the names that `skep plan` has for them
+_PLAN_FLAGS = (
+    "link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "graphs", "vision",
+)  # fmt: skip
 SHOWN_CHECKPOINTS = 4
 
 Say = Callable[[str], None]
@@ -99,10 +103,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
 
     def plan_flags(self, model: str, agents: int) -> PlanFlags:
         """Return the request as the flags of `skep plan`."""
-        given = self.given(
-            "link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "graphs",
-            "vision",
-        )  # fmt: skip
+        given = self.given(*_PLAN_FLAGS)
         given |= {
             "gpu": self.gpu,
             "utilization": self.memory_share,
