@@ -22,7 +22,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "skep"
 FUNCTIONS = ("match", "search", "fullmatch", "findall", "finditer", "sub", "subn", "split")
 CALL = re.compile(rf"\bre\.(?:compile|{'|'.join(FUNCTIONS)})\(|= *map\(re\.compile")
 USE = re.compile(rf"(\w+)(?:\[\w+\])?\.({'|'.join(FUNCTIONS)})\b")
-HELD = {"_PREFIXES": {"match"}}  # how a table of expressions is used; others are searched for
+HELD = {"prefixes": {"match"}}  # how a table of expressions is used; others are searched for
+# Tables of expressions that a function reads on its first use.
+READ_ON_USE = ("skep.engines.diagnosis.rule_file",)
 
 # Expressions that see nothing from outside, by module or by the name they have there.
 OWN = {
@@ -44,7 +46,8 @@ IN_CHILD = "a process of its own that is ended after its time"
 MADE = {
     "skep.testing.agent_script: expression": "rules of the scripted engine, a part of the tests",
     "skep.deploy.resolve: f'\\\\b{engine}>=([0-9.]+[0-9])'": "texts of the packaged catalogue",
-    "skep.engines.diagnosis: text": "the rules, which the module holds",
+    "skep.engines.diagnosis: text": "the rules, which `rule_file` holds",
+    "skep.engines.diagnosis: '|'.join(document['says_nothing'])": "likewise",
     (
         "skep.quality.harness: f'^(?:@.*\\\\n)*(?:async )?def {re.escape(entry_point)}\\\\b'"
     ): IN_CHILD,
@@ -53,8 +56,8 @@ MADE = {
     "skep.workload.banks: value": "is only compiled, to see whether it can be",
 }
 MADE_LIKE = {
-    "skep.workload.reading_checks: f'(?<!\\\\w){one}'": [rf"(?<!\w){ONE}"],
-    """skep.workload.reading_checks: f\"\"\"[\\\\s*_`\\\\"'“‘(\\\\[]{{0,8}}({one})\"\"\"""": [
+    "skep.workload.reading_checks: f'(?<!\\\\w){option}'": [rf"(?<!\w){ONE}"],
+    """skep.workload.reading_checks: f\"\"\"[\\\\s*_`\\\\"'“‘(\\\\[]{{0,8}}({option})\"\"\"""": [
         rf"[\s*_`\"'“‘(\[]{{0,8}}({ONE})"
     ],
 }
@@ -67,28 +70,28 @@ def sources():
     return {".".join(name): path.read_text() for name, path in zip(names, paths, strict=True)}
 
 
-def held_in(value, depth=0):
-    """Yield the expressions in a value, however deep."""
+def held_in(value, variable, depth=0):
+    """Yield the expressions in a value, however deep, each with the variable or field it is in."""
     parts = ()
     if isinstance(value, re.Pattern):
-        yield value
+        yield variable, value
     elif isinstance(value, msgspec.Struct):
-        parts = [getattr(value, name) for name in value.__struct_fields__]
+        parts = [(field, getattr(value, field)) for field in value.__struct_fields__]
     elif isinstance(value, dict):
-        parts = value.values()
+        parts = [(variable, part) for part in value.values()]
     elif isinstance(value, list | tuple | set | frozenset):
-        parts = value
-    for part in parts if depth < 4 else ():
-        yield from held_in(part, depth + 1)
+        parts = [(variable, part) for part in value]
+    for name, part in parts if depth < 4 else ():
+        yield from held_in(part, name, depth + 1)
 
 
 def methods_by_name(texts):
     """Return the methods that are called on each name, anywhere."""
-    found = defaultdict(set)
+    uses = defaultdict(set)
     for text in texts:
         for name, method in USE.findall(text):
-            found[name].add(method)
-    return found
+            uses[name].add(method)
+    return uses
 
 
 def calls_of_re(tree):
@@ -129,10 +132,13 @@ class Collection:
         used = methods_by_name(texts.values())
         for name, text in texts.items():
             if CALL.search(text):
-                own = methods_by_name([text])
+                methods = methods_by_name([text])
                 names = vars(importlib.import_module(name))
                 self.add_module(
-                    name, text, names, lambda variable, own=own: own[variable] or used[variable]
+                    name,
+                    text,
+                    names,
+                    lambda variable, own=methods: own[variable] or used[variable],
                 )
 
     def add(self, expression, place, methods):
@@ -142,12 +148,14 @@ class Collection:
     def add_module(self, name, text, names, used):
         held = set()
         for variable, value in names.items():
-            for expression in held_in(value):
+            if f"{name}.{variable}" in READ_ON_USE:
+                value = value()  # noqa: PLW2901
+            for table, expression in held_in(value, variable):
                 held.add(expression.pattern)
                 if isinstance(value, re.Pattern):
                     methods = used(variable)
                 else:
-                    methods = HELD.get(variable)
+                    methods = HELD.get(table)
                 self.add(expression, f"{name}.{variable}", methods or {"search"})
         for node, method in calls_of_re(ast.parse(text)):
             try:
@@ -172,18 +180,18 @@ def reason_for(place, table):
 def unbounded():
     tables = (OWN, BOUNDED)
     return [
-        one
-        for one, place in collection().places.items()
+        expression
+        for expression, place in collection().places.items()
         if not any(reason_for(place, table) for table in tables)
     ]
 
 
 def slow_ones(expressions):
-    found = {
+    slow = {
         expression.pattern: slow_text(expression, sorted(collection().methods[expression]))
         for expression in expressions
     }
-    return {pattern: text for pattern, text in found.items() if text is not None}
+    return {pattern: text for pattern, text in slow.items() if text is not None}
 
 
 def test_no_expression_takes_longer_than_in_proportion_to_the_text():
@@ -193,14 +201,14 @@ def test_no_expression_takes_longer_than_in_proportion_to_the_text():
 
 
 def test_an_expression_for_short_texts_takes_little_time_on_the_longest():
-    found = {}
+    slow = {}
     for expression, place in collection().places.items():
         if (bound := reason_for(place, BOUNDED)) is not None:
-            found[expression.pattern] = costly_text(
+            slow[expression.pattern] = costly_text(
                 expression, sorted(collection().methods[expression]), bound[0]
             )
-    assert len(found) > 150
-    assert {pattern: text for pattern, text in found.items() if text is not None} == {}
+    assert len(slow) > 150
+    assert {pattern: text for pattern, text in slow.items() if text is not None} == {}
 
 
 def test_an_expression_that_is_made_while_it_runs_is_like_one_that_is_tried_here():

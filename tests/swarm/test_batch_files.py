@@ -114,7 +114,7 @@ def test_a_line_that_is_no_request_says_why(wrong, code):
 
 def test_a_file_has_so_many_requests_and_so_many_faults_at_most():
     assert found() == [("empty_file", None)]
-    assert found(line("a"), line("b"), line("c"), most=2) == [("too_many_tasks", 3)]
+    assert found(line("a"), line("b"), line("c"), max_requests=2) == [("too_many_tasks", 3)]
     assert len(found(*([b"{\n"] * 500))) == MOST_ERRORS
     assert found(b"\n", *(line(name, body={"model": "n"}) for name in "abc")) == [
         ("model_not_found", 2)

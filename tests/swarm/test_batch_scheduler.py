@@ -32,7 +32,7 @@ def test_requests_go_out_in_their_order_and_one_lost_replica_holds_up_no_other()
     assert not work.answered(0, BatchAnswer(None), 0.0)
     assert [work.next(0.0).index for _ in range(3)] == [1, 2, 3]
     assert work.answered(1, BatchAnswer(200), 0.0)
-    assert [request.index for request in work.left()] == [0, 2, 3]  # in the file's order
+    assert [request.index for request in work.remaining()] == [0, 2, 3]  # in the file's order
     now = FIRST_PAUSE_S
     assert (work.next(now - 0.01), work.next(now).index, work.next(now)) == (None, 0, None)
     assert all(work.answered(index, BatchAnswer(400), now) for index in (3, 0, 2))
@@ -168,7 +168,7 @@ def test_what_may_kill_the_gateway_takes_its_turn_across_batches():
     assert [first.next(100.0).index, first.next(100.0)] == [1, None]
     assert first.answered(1, BatchAnswer(200), 100.0)
     assert first.next(100.0).index == 0
-    assert [request.index for request in first.left()] == [0, 2]
+    assert [request.index for request in first.remaining()] == [0, 2]
 
 
 def test_what_is_taken_back_is_the_next_to_go_out():
