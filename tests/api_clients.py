@@ -10,9 +10,8 @@ class LoadedOnUse:
         self._name = name
 
     def __getattr__(self, name):
-        if name.startswith(
-            ("_", "pytest")
-        ):  # pytest looks for marks in all that a module of tests names
+        # Pytest looks for marks in all that a module of tests names.
+        if name.startswith(("_", "pytest")):
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 

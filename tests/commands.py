@@ -23,7 +23,7 @@ def environment(folder):
     folders = {
         f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")
     }
-    kept = {
+    variables = {
         key: value
         for key, value in os.environ.items()
         if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL")
@@ -35,8 +35,8 @@ def environment(folder):
         (snapshot.parents[1] / "refs" / "main").write_text("c0ffee")
         for name in ("config.json", "model.safetensors"):
             (snapshot / name).write_text("{}")
-    own = {**folders, "HF_HOME": str(folder / "hf")}
-    return {**kept, **own, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+    settings = {**folders, "HF_HOME": str(folder / "hf")}
+    return {**variables, **settings, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def run_main(args, env, folder):
@@ -68,11 +68,11 @@ def run_main(args, env, folder):
         ):
             try:
                 code = main()
-            except SystemExit as left:
-                if isinstance(left.code, int):
-                    code = left.code
+            except SystemExit as exit_:
+                if isinstance(exit_.code, int):
+                    code = exit_.code
                 else:
-                    code = int(left.code is not None)
+                    code = int(exit_.code is not None)
     finally:
         sys.argv = argv
         os.environ.clear()
@@ -80,17 +80,17 @@ def run_main(args, env, folder):
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return subprocess.CompletedProcess(
-        ["skep", *args], code, *(one.buffer.getvalue().decode() for one in (out, err))
+        ["skep", *args], code, *(stream.buffer.getvalue().decode() for stream in (out, err))
     )
 
 
 def eventually(check, timeout_s=20):
     """What it finds: asked again and again, for what another process announces to nobody."""
     deadline = time.monotonic() + timeout_s
-    while not (found := check()):
+    while not (result := check()):
         assert time.monotonic() < deadline, check
         time.sleep(0.02)
-    return found
+    return result
 
 
 @contextlib.contextmanager

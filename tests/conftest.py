@@ -93,7 +93,7 @@ def pytest_terminal_summary(terminalreporter):
     """Say in the last lines what was left out, and the command that installs what it needs."""
     reports = terminalreporter.stats.get("skipped", [])
     reasons = (report.longrepr[2].partition(LEFT_OUT) for report in reports)
-    counts = Counter(lack for _, found, lack in reasons if found)
+    counts = Counter(lack for _, is_missing, lack in reasons if is_missing)
     for lack, count in counts.items():
         terminalreporter.write_line(f"left out {count} tests: {lack}")
 

@@ -75,9 +75,8 @@ def grows_too_fast(expression, method, attack, longest):
         if size == SHORT:
             return True
         small = text_of_size(expression, attack, size // 4)
-        if slow > WORST_GROWTH * spent(
-            work, small
-        ):  # it may be chance: once more, and the best of several tries
+        # It may be chance: once more, and the best of several tries.
+        if slow > WORST_GROWTH * spent(work, small):
             quick = min(spent(work, small) for _ in range(TRIES))
             slow = min(spent(work, large) for _ in range(TRIES))
             if slow > WORST_GROWTH * quick:
@@ -168,11 +167,11 @@ def sample(items, shared):
 def candidates(code, value, shared):
     literal = [chr(value)] if code is codes.LITERAL else []
     if code is codes.IN:
-        listed = [chr(one[1]) for one in value if one[0] is codes.LITERAL]
+        listed = [chr(node[1]) for node in value if node[0] is codes.LITERAL]
     else:
         listed = []
     if code is codes.IN:
-        ranges = [chr(one[1][0]) for one in value if one[0] is codes.RANGE]
+        ranges = [chr(node[1][0]) for node in value if node[0] is codes.RANGE]
     else:
         ranges = []
     return [*literal, *shared, *ALPHABET, *listed, *ranges, "\u00e9", "\0"]
@@ -180,10 +179,10 @@ def candidates(code, value, shared):
 
 def shared_characters(tree):
     """Return the characters that most of the repeated classes hold."""
-    found = list(classes_in(tree))
+    classes = list(classes_in(tree))
     literals = [chr(value) for code, value in literals_in(tree)]
     score = {
-        char: sum(holds(code, value, char) for code, value in found)
+        char: sum(holds(code, value, char) for code, value in classes)
         for char in [*ALPHABET, *literals]
     }
     return sorted(score, key=lambda char: -score[char])[:CHARACTERS]

@@ -118,20 +118,22 @@ class ForkedChild(subprocess.Popen):
 
     def __init__(self, argv, *args, pass_fds=(), env=None, preexec_fn=None, **how):
         if [*argv[:2]] == [sys.executable, "-m"] and argv[2] in MODULES:
-            told = dict(os.environ if env is None else env)
-            how["preexec_fn"] = lambda: go_on(argv[2:], told, {0, 1, 2, *pass_fds}, preexec_fn)
+            environment = dict(os.environ if env is None else env)
+            how["preexec_fn"] = lambda: go_on(
+                argv[2:], environment, {0, 1, 2, *pass_fds}, preexec_fn
+            )
         super().__init__(
             argv, *args, pass_fds=pass_fds, env=env, **{"preexec_fn": preexec_fn, **how}
         )
 
 
-def go_on(argv, env, kept, before):
+def go_on(argv, env, kept_fds, before):
     """In a child that has the files, session and group of a new program: what its start would have
     changed.
     """
     if before is not None:
         before()
-    for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - kept:
+    for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - kept_fds:
         with contextlib.suppress(OSError):
             os.close(number)
     signal.set_wakeup_fd(-1)

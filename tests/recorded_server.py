@@ -23,8 +23,8 @@ class Recorded(http.server.BaseHTTPRequestHandler):
         self.server.bodies.append(self.rfile.read(int(self.headers["content-length"])))
         self._play(self.server.answer(self.path, self.headers, self.server.bodies[-1]))
 
-    def _play(self, found):
-        status, data = found if isinstance(found, tuple) else (200, found)
+    def _play(self, exchange):
+        status, data = exchange if isinstance(exchange, tuple) else (200, exchange)
         streamed = isinstance(data, list) or data.startswith((b"data:", b"event:"))
         self.send_response(status)
         for name, value in self.server.lines:

@@ -139,7 +139,7 @@ DRIVER = (
 
 
 @pytest.mark.parametrize(
-    ("wanted", "driver", "is_met"),
+    ("required", "driver", "is_met"),
     [
         ("575", "580.65.06", True),
         ("575", "570.1", False),
@@ -149,9 +149,9 @@ DRIVER = (
         (DIGITS, DIGITS, False),
     ],
 )
-def test_a_driver_of_any_number_is_compared_or_not_known(tmp_path, wanted, driver, is_met):
+def test_a_driver_of_any_number_is_compared_or_not_known(tmp_path, required, driver, is_met):
     path = tmp_path / "mine.toml"
-    path.write_text(f"{WHOLE}slots = 4\n{DRIVER.format(wanted)}")
+    path.write_text(f"{WHOLE}slots = 4\n{DRIVER.format(required)}")
     missing = missing_needs(read_preset(path), RunEnvironment(driver_version=driver))
     assert missing == ([] if is_met else list(read_preset(path).needs))
 

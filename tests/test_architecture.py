@@ -96,16 +96,16 @@ def known(module):
 def test_imports_point_down():
     wrong = []
     for path, module in modules():
-        here = piece(module)
+        importer = piece(module)
         for target in imports(path):
             if not target.startswith("skep") or target == "skep.__version__":
                 continue
-            there = piece(target)
-            if here in BESIDE:
-                below = there in ("units", "errors", "__init__")
+            imported = piece(target)
+            if importer in BESIDE:
+                below = imported in ("units", "errors", "__init__")
             else:
-                below = RANK.get(there, ()) > RANK.get(here)
-            if there not in (here, "__version__") and not below:
+                below = RANK.get(imported, ()) > RANK.get(importer)
+            if imported not in (importer, "__version__") and not below:
                 wrong.append(f"{module} imports {target}")
     assert not wrong, "\n".join(wrong)
 
@@ -137,12 +137,12 @@ def test_a_record_that_never_changes_is_a_struct():
     of texts.
     """
     frozen = re.compile(r"^@dataclass\([^)]*frozen=True[^)]*\)\nclass (\w+)", re.MULTILINE)
-    found = (
+    dataclasses = (
         frozen.findall(path.read_text())
         for path, module in modules()
         if piece(module) not in ("cli", "sandbox")
     )
-    assert {name for names in found for name in names} == {
+    assert {name for names in dataclasses for name in names} == {
         "Device",
         "Geometry",
         "Command",
@@ -165,10 +165,10 @@ def test_every_symbol_named_in_the_design_notes_exists():
             if symbol in ("toml", "sqlite3"):
                 continue  # a file of that name
             try:
-                found = importlib.import_module(name)
+                symbol_found = importlib.import_module(name)
             except ImportError:
-                found = getattr(importlib.import_module(module), symbol, None)
-            if found is None:
+                symbol_found = getattr(importlib.import_module(module), symbol, None)
+            if symbol_found is None:
                 wrong.append(f"{page.name}: {name}")
     assert not wrong, "\n".join(wrong)
 

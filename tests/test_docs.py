@@ -97,7 +97,7 @@ def test_links_between_pages_lead_somewhere_and_commands_named_in_them_exist(pag
         target for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if "://" not in target
     ]
     assert [target for target in targets if not (page.parent / target).exists()] == []
-    known = {path[: len(path)] for path, _ in LEAVES} | {path[:1] for path, _ in LEAVES}
+    known_paths = {path[: len(path)] for path, _ in LEAVES} | {path[:1] for path, _ in LEAVES}
     for line in re.findall(r"`skep ([a-z][a-z -]*)", text):
         if line.startswith("help topics"):
             continue
@@ -106,9 +106,9 @@ def test_links_between_pages_lead_somewhere_and_commands_named_in_them_exist(pag
             for word in plain_words(line.removeprefix("help ").split())
             if not word.startswith("-")
         )
-        assert any(words[: len(path)] == path or words == path[: len(words)] for path in known), (
-            line
-        )
+        assert any(
+            words[: len(path)] == path or words == path[: len(words)] for path in known_paths
+        ), line
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def is_there(module, name):
 @pytest.mark.parametrize("script", BENCHMARKS, ids=lambda path: path.stem)
 def test_what_a_benchmark_imports_is_there(script):
     """Two of them could not be started for weeks after a function they used had gone."""
-    found = [
+    mentions = [
         node
         for node in ast.walk(ast.parse(script.read_text()))
         if isinstance(node, ast.ImportFrom)
     ]
-    for node in found:
+    for node in mentions:
         if node.module and node.module.split(".")[0] == "skep":
             module = importlib.import_module(node.module)
             missing = [alias.name for alias in node.names if not is_there(module, alias.name)]

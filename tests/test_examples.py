@@ -78,15 +78,17 @@ def what_they_say(folder, env):
                         }
                     ]
                 )
-                asked = [(name, gateway.url) for name in NAMES] + [
+                requests = [(name, gateway.url) for name in NAMES] + [
                     (name, nobody) for name in SOON_DOWN
                 ]
-                lines = "".join(f"{json.dumps(one)}\n" for one in asked)
+                lines = "".join(f"{json.dumps(request)}\n" for request in requests)
                 answered = process.communicate(lines, timeout=100)[0].splitlines()
         finally:
             process.kill()
-    told = [json.loads(line) for line in answered]
-    return dict(zip([(name, where != nobody) for name, where in asked], told, strict=True)), nobody
+    outcomes = [json.loads(line) for line in answered]
+    return dict(
+        zip([(name, where != nobody) for name, where in requests], outcomes, strict=True)
+    ), nobody
 
 
 def test_each_is_in_the_page_and_short():
@@ -96,13 +98,13 @@ def test_each_is_in_the_page_and_short():
 
 def test_each_gets_its_answers_and_says_in_one_line_that_an_endpoint_is_down(tmp_path, env):
     """One test: what they import takes longer than what they do."""
-    said, nobody = what_they_say(tmp_path, env)
+    outcomes, nobody = what_they_say(tmp_path, env)
     for name in NAMES:
-        code, out, err = said[name, True]
+        code, out, err = outcomes[name, True]
         assert (code, "Traceback" in err) == (0, False), err
         assert re.fullmatch(LAST_LINES[name], out.splitlines()[-1]), out
     for name in SOON_DOWN:
-        is_one_line(*said[name, False], nobody)
+        is_one_line(*outcomes[name, False], nobody)
 
 
 @pytest.mark.slow

@@ -89,8 +89,8 @@ def test_nothing_enters_a_list_or_grows_in_it(today, budget, tree, title):
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("title", TABLES)
 def test_what_has_become_simple_has_left_its_list(today, budget, tree, title):
-    gone = budget.get(f"{tree}.{title}", {}).keys() - today[f"{tree}.{title}"].keys()
-    assert not gone, f"well done; {RATCHET}: {sorted(gone)}"
+    left_over = budget.get(f"{tree}.{title}", {}).keys() - today[f"{tree}.{title}"].keys()
+    assert not left_over, f"well done; {RATCHET}: {sorted(left_over)}"
 
 
 def test_values_that_are_joined_on_one_line_are_counted(tmp_path):

@@ -87,10 +87,10 @@ def test_a_class_name_stands_for_one_class(size, budget):
 
 
 def test_what_is_gone_has_left_the_lists(size, budget):
-    gone = under(forbidden(size), budget["forbidden_names"]) + under(
+    left_over = under(forbidden(size), budget["forbidden_names"]) + under(
         size.shared, budget["shared_classes"]
     )
-    assert not gone, f"well done; {RATCHET}: {gone}"
+    assert not left_over, f"well done; {RATCHET}: {left_over}"
 
 
 def test_the_ratchet_lowers_and_never_raises():

@@ -74,20 +74,21 @@ def routes(_skep, folder):
     from skep.web.app import make_app
     from skep.web.context import Site
 
-    async def own():
+    async def routes_of_gateway():
         gateway = Gateway(GatewaySetup(batches=BatchPlaces(str(folder / "store"), str(folder))))
-        found = [(*route, "key") for route in gateway.proxy.routes]
-        return found + [(*route, "open") for route in gateway.proxy.open_routes]
+        routes = [(*route, "key") for route in gateway.proxy.routes]
+        return routes + [(*route, "open") for route in gateway.proxy.open_routes]
 
     yield from sorted(
-        f"gateway {method.decode()} {path} {access}" for method, path, access in asyncio.run(own())
+        f"gateway {method.decode()} {path} {access}"
+        for method, path, access in asyncio.run(routes_of_gateway())
     )
-    for what, paths in (
+    for title, paths in (
         ("passes on", request_policy.FOR_CLIENTS),
         ("takes no slot", request_policy.LIGHT),
         ("refuses", request_policy.ADMIN),
     ):
-        yield from (f"gateway {what} {path}" for path in sorted(paths))
+        yield from (f"gateway {title} {path}" for path in sorted(paths))
     app = make_app(Site(user_paths({"HOME": str(folder)})), warm=False)
     yield from sorted(
         f"dashboard {','.join(sorted(route.methods))} {route.path}" for route in app.routes
@@ -114,7 +115,7 @@ def mcp_tools(_skep, folder):
 
 def without_prose(schema):
     if isinstance(schema, list):
-        return [without_prose(one) for one in schema]
+        return [without_prose(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     prose = {key for key in ("title", "description") if isinstance(schema.get(key), str)}
@@ -206,9 +207,9 @@ def written(pattern):
     """What the source has that looks so."""
     return sorted(
         {
-            found
+            match
             for path in (ROOT / "src").rglob("*.py")
-            for found in re.findall(pattern, path.read_text())
+            for match in re.findall(pattern, path.read_text())
         }
     )
 
@@ -223,7 +224,7 @@ def with_unseen(now, before):
         parent, _, key = at.rstrip("[]").rpartition(".")
         if at not in keys and key in keys.get(parent if parent[-1:] != " " else f"{parent}.", ()):
             keys[at] = line.partition(": ")[2].split()
-    return sorted(f"{at}: {' '.join(found)}" for at, found in keys.items())
+    return sorted(f"{at}: {' '.join(words)}" for at, words in keys.items())
 
 
 @pytest.mark.timeout(300)  # thirty commands
@@ -249,11 +250,10 @@ def test_what_is_seen_from_outside_is_as_it_was(file, look, skep, tmp_path):
     if os.environ.get("SKEP_WRITE_SURFACE"):
         (SURFACE / file).write_text("\n".join(now) + "\n")
         return
-    if (
-        file == "json.txt"
-    ):  # what was null or empty when it was written has no keys there; its own name is its parent's
-        known = {line.partition(": ")[0] for line in before}
-        now = [line for line in now if line.partition(": ")[0] in known]
+    # What was null or empty when it was written has no keys there; its own name is its parent's.
+    if file == "json.txt":
+        known_keys = {line.partition(": ")[0] for line in before}
+        now = [line for line in now if line.partition(": ")[0] in known_keys]
     changed = [
         *difflib.unified_diff(before, now, f"tests/surface/{file}", "now", n=0, lineterm="")
     ]

@@ -154,9 +154,8 @@ def _difference(note: Note, row: GatewayRequest) -> str | None:
         ("status", head.status, row.status),
         ("path", note.ask.path, row.path),
     ]
-    if not (
-        note.ask.streamed and "replica" not in head.told
-    ):  # a stream that waited had its head before a replica
+    # A stream that waited had its head before a replica.
+    if not (note.ask.streamed and "replica" not in head.told):
         facts.append(
             (
                 "replica",

@@ -168,9 +168,8 @@ class Maker:
             self._hive.disturb(seat, "stopped")
             seat.stopped = True
             stop(seat.engine)
-            if (
-                rng.random() < 0.25
-            ):  # frozen, and taken out of the table with what it has under way
+            # Frozen, and taken out of the table with what it has under way.
+            if rng.random() < 0.25:
                 self._note("remove while stopped", seat.name)
                 self._hive.disturb(seat, "rejoined")
                 seat.listed = False

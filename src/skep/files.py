@@ -257,9 +257,8 @@ class RotatingLog:
     def _rotate(self) -> None:
         """The old file is given up only when the new one is open."""
         for before, after in reversed([*pairwise((self._path, *self._older()))]):
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # none yet, or deleted by somebody: a new one is begun
+            # None yet, or deleted by somebody: a new one is begun.
+            with contextlib.suppress(FileNotFoundError):
                 os.replace(before, after)  # noqa: PTH105
         fresh = open_log(self._path)
         self._file.close()

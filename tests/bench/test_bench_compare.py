@@ -99,9 +99,8 @@ def test_a_level_where_the_client_was_the_limit_is_not_ranked():
     )
     both = judged(side(limited=range(4)), side(limited=range(4)))
     assert both.why == "the client was the limit in A and B"
-    partly = judged(
-        side(), side([9.0, *STEADY[1:]], limited=[0])
-    )  # left out where there are others
+    # Left out where there are others.
+    partly = judged(side(), side([9.0, *STEADY[1:]], limited=[0]))
     assert partly.judgement is Judgement.SAME
 
 

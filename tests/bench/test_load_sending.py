@@ -162,9 +162,8 @@ def test_connections_that_the_server_closed_meanwhile_are_made_again_unseen():
 
         async def load(sender, on_row):
             await asyncio.to_thread(engine.wait_for, connections_open=0)
-            while " 0 open" not in repr(
-                sender.pool
-            ):  # it is closed there before that is seen here
+            # It is closed there before that is seen here.
+            while " 0 open" not in repr(sender.pool):
                 await asyncio.sleep(0.001)
             await steady(sender, on_row, tasks(8), 8)
 

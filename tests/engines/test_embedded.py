@@ -372,9 +372,8 @@ def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
         Embedded().check(launch)
         with embedded_process.serving(launch) as url, ThreadPoolExecutor(2) as agents:
             answers = list(agents.map(lambda text: asked(url, text), (LIST, CAT)))
-            answers += [
-                asked(url, CAT)
-            ]  # by itself, and where there is a cache, with what is in it
+            # By itself, and where there is a cache, with what is in it.
+            answers += [asked(url, CAT)]
         return [answer["choices"][0]["text"] for answer in answers], [
             answer["timings"] for answer in answers
         ]

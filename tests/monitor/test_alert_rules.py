@@ -227,9 +227,8 @@ def told_slower(rng, cv, tails, drop):
     run = points(values)
     first = 168 if drop else 15
     for last in range(first, 336):
-        if (
-            sorted(values[last - 2 : last + 1])[1] < 46.5
-        ):  # 7 % down at least: else it need not be asked
+        # 7 % down at least: else it need not be asked.
+        if sorted(values[last - 2 : last + 1])[1] < 46.5:
             finding = alerts.slower(KEY, run[max(0, last - 171) : last + 1], 10)
             if finding is not None and finding.wrong:
                 return last - first + 1

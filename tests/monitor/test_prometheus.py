@@ -66,13 +66,8 @@ def of_box(metric):
 
 
 def test_the_last_value_and_the_median_of_seven_days_are_told(series, box):
-    for hours, speed in (
-        (200, 1.0),
-        (30, 80.0),
-        (20, 90.0),
-        (10, 100.0),
-        (1, 70.0),
-    ):  # the first one is too old
+    # The first one is too old.
+    for hours, speed in (200, 1.0), (30, 80.0), (20, 90.0), (10, 100.0), (1, 70.0):
         probed(series, hours, tok_s=speed, ttft_ms=250.0)
     values = parsed(metrics_page(series, NOW))
     assert values[of_box("skep_monitor_tokens_per_second")] == 70

@@ -118,9 +118,8 @@ def test_a_machine_as_predicted_gets_factors_of_one_with_the_measured_spread():
         assert fitted.at_limit == ()
         assert f"steps take 1.00x (± {100 * spread:.0f} %) as long as predicted" in str(fitted)
     assert "further sequences add 1.00x" in str(fitted)
-    assert (
-        fitted.batch.half_width > 0.05
-    )  # a small part of a step is known less well than the step
+    # A small part of a step is known less well than the step.
+    assert fitted.batch.half_width > 0.05
 
 
 def test_noise_moves_the_factor_on_further_sequences_little():

@@ -339,9 +339,8 @@ def figure_words(figure: Published) -> str:
 
 
 def _is_met(need: Need, preset: Preset, environment: RunEnvironment) -> bool:
-    if (
-        need.kind == "driver"
-    ):  # `its author says driver 575 or newer`: the first number is the least
+    # `its author says driver 575 or newer`: the first number is the least.
+    if need.kind == "driver":
         min_version = _first_version(need.what)
         driver = _first_version(environment.driver_version or "")
         return min_version is not None and driver is not None and driver >= min_version

@@ -136,9 +136,8 @@ def reload(
         settings = settings_with_overrides(overrides, paths, {})
         check_tls(settings.gateway)
         read_keys(keys_path(paths))
-        if not origin.get(
-            "on_cluster", settings.cluster
-        ):  # there, what fits is known to who runs it
+        # There, what fits is known to who runs it.
+        if not origin.get("on_cluster", settings.cluster):
             plan_launches(settings, paths, progress, starting=False)
     answer = _answer(
         {"op": "reload", "settings": msgspec.to_builtins(settings), "wait": wait}, 120.0

@@ -473,9 +473,8 @@ def run_measuring(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         task = asyncio.current_task()
         assert task is not None
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if (
-                signal.getsignal(sign) is not signal.SIG_IGN
-            ):  # as `nohup` sets it: the work is to go on
+            # As `nohup` sets it: the work is to go on.
+            if signal.getsignal(sign) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(sign, task.cancel)
         return await work()
 

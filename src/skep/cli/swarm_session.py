@@ -156,9 +156,8 @@ def _line_writer(deadline_s: float) -> Callable[[SwarmProgress], None]:
 
     def take(progress: SwarmProgress) -> None:
         for line in ticker.take(progress):
-            with contextlib.suppress(
-                OSError
-            ):  # nobody reads on: the work is worth more than the story of it
+            # Nobody reads on: the work is worth more than the story of it.
+            with contextlib.suppress(OSError):
                 note(cleaned(line))
 
     return take

@@ -259,9 +259,8 @@ async def _sweep_endpoint(plan: SweepPlan, endpoint: Endpoint, watch: OnProgress
 
         host = read_host()
         summary = await run_sweep(plan, endpoint, store, host, told, maker=maker, meter=meter)
-        if endpoint.engine.get(
-            "setup"
-        ):  # a deployment of skep tells what it is: plans can rest on its figures
+        # A deployment of skep tells what it is: plans can rest on its figures.
+        if endpoint.engine.get("setup"):
             from skep.bench.calibration import calibration_from_sweep
 
             rows = [row for row in store.requests(summary.run_id) if row.level]

@@ -81,9 +81,8 @@ def run_tuning(options: TuneOptions, *, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
     paths = user_paths(os.environ)
     tuning_options = TuningOptions(**asdict(options))
-    with (
-        nullcontext() if options.simulate else tuner_lock(paths)
-    ):  # before its memory and cards are looked at
+    # Before its memory and cards are looked at.
+    with nullcontext() if options.simulate else tuner_lock(paths):
         ready = prepare(tuning_options, paths)
     say_what_begins(ready)
     return _carry_through(ready, paths, in_place=options.in_place, as_json=as_json)

@@ -185,10 +185,11 @@ def status_here(address: str) -> Message:
     replicas = _described(actor_name("", ""))
     rows = rows_of(ray.nodes(), free_by_node(), replicas)
     own_id = context.get_node_id()
+    # Their machine and process.
     owners = {
         replica["hive"]: replica["owner"] and replica["owner"].rpartition(":")[0]
         for replica in replicas
-    }  # their machine and process
+    }
     status = {
         "address": context.gcs_address,
         "ray": ray.__version__,

@@ -287,9 +287,8 @@ class QualityPolicy:
         self._stored = stored
         self._quality = quality
         self._chance = Random(quality.seed)
-        self._by_message = {
-            answer.prompt: answer for answer in reversed(stored)
-        }  # of two, the first
+        # Of two, the first.
+        self._by_message = {answer.prompt: answer for answer in reversed(stored)}
 
     def decide(self, ask: FakeRequest, *, inside: int) -> AnswerDecision:
         """Return the answer that is stored for exactly this message, else the first one whose key

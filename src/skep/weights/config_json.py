@@ -431,9 +431,8 @@ def _compressed_attention(
     counted_layers = 0
     for ratio in (settings.list_of("compress_ratios") or ())[:layers]:
         counted_layers += queries + output + hidden * width
-        if (
-            ratio == INDEXED_RATIO
-        ):  # its windows overlap, so it compresses with two sets of matrices
+        # Its windows overlap, so it compresses with two sets of matrices.
+        if ratio == INDEXED_RATIO:
             counted_layers += 4 * hidden * width + index
         elif ratio:
             counted_layers += 2 * hidden * width
