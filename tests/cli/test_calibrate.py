@@ -4,12 +4,14 @@ plan gets of it.
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 from in_process import call, refused
+from installation import installation
 from msgspec.structs import replace
 
 from skep.bench.calibration import (
@@ -39,6 +41,7 @@ from skep.deploy.stored_calibration import (
 )
 from skep.errors import EndpointError, UserError
 from skep.host.facts import NvidiaReport, read_host
+from skep.paths import user_paths
 from skep.planner.calibration import CalibrationData, Fitted, MeasuredLevel
 from skep.planner.candidates import PlanGoal
 from skep.planner.choose import choose
@@ -59,48 +62,84 @@ def store(paths):
         yield opened
 
 
-@pytest.mark.slow
-def test_a_calibration_is_told_kept_found_and_forgotten(store):
-    """10 ms a token alone, 16 with four; a millisecond a prompt token: long beside what a busy
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """The document of a calibration, in an installation that has no other.
+
+    10 ms a token alone, 16 with four; a millisecond a prompt token: long beside what a busy
     machine adds.
     """
-    with FakeEngine(slots=4, token_ms_curve="1:10,4:16", prefill_tok_s=1000) as engine:
-        run = ("calibrate", "--url", engine.url, *WHAT, "--levels", "1,4", "--prompt-tokens", 96)
-        document = call(*run, "--budget", "40s", "--json", check=0).json
-    assert document["words"].startswith("steps take ")
-    assert [(level["concurrency"], level["fitted"]) for level in document["levels"]] == [
-        (1, True),
-        (4, True),
-    ]
-    assert document["levels"][0]["predicted_after"] == pytest.approx(
-        document["levels"][0]["task_tok_s"], rel=0.01
-    )
-    assert 0.1 <= document["tuning"]["decode"] <= 10
-    assert document["tuning"]["batch"] > 3  # the planner expects next to nothing of three more
-    json = call("calibrations", "list", "--json", check=0).json
-    assert [row["id"] for row in json] == [document["id"]]
-    assert (
-        "qwen3-8b awq, TP=1 on rtx-3090, vllm: steps take"
-        in call("calibrations", "show", check=0).out
-    )
-    assert document["id"] in call("calibrations", "list", check=0).out
+    options = ("--levels", "1,4", "--prompt-tokens", 96, "--budget", "40s", "--json")
+    with (
+        installation(tmp_path_factory.mktemp("calibrated")),
+        FakeEngine(slots=4, token_ms_curve="1:10,4:16", prefill_tok_s=1000) as engine,
+    ):
+        yield call("calibrate", "--url", engine.url, *WHAT, *options, check=0).json
 
-    (row,) = store.calibrations()
-    assert fitted_now(row).tuning.decode == pytest.approx(document["tuning"]["decode"])
+
+@pytest.fixture
+def calibrated_store(calibrated):
+    with open_store(user_paths(os.environ).store) as opened:
+        yield opened
+
+
+@pytest.mark.slow
+def test_a_calibration_says_in_words_how_long_steps_take(calibrated):
+    assert calibrated["words"].startswith("steps take ")
+
+
+@pytest.mark.slow
+def test_a_calibrated_planner_predicts_the_levels_that_were_measured(calibrated):
+    levels = calibrated["levels"]
+    assert [(level["concurrency"], level["fitted"]) for level in levels] == [(1, True), (4, True)]
+    speed_alone = levels[0]["task_tok_s"]
+    assert levels[0]["predicted_after"] == pytest.approx(speed_alone, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_calibration_has_factors_of_decoding_and_of_further_sequences(calibrated):
+    assert 0.1 <= calibrated["tuning"]["decode"] <= 10
+    # The planner expects next to nothing of three more.
+    assert calibrated["tuning"]["batch"] > 3
+
+
+@pytest.mark.slow
+def test_a_calibration_is_listed_and_shown(calibrated):
+    rows = call("calibrations", "list", "--json", check=0).json
+    assert [row["id"] for row in rows] == [calibrated["id"]]
+    assert calibrated["id"] in call("calibrations", "list", check=0).out
+    page = call("calibrations", "show", check=0).out
+    assert "qwen3-8b awq, TP=1 on rtx-3090, vllm: steps take" in page
+
+
+@pytest.mark.slow
+def test_a_stored_calibration_has_the_times_of_the_engine(calibrated, calibrated_store):
+    (row,) = calibrated_store.calibrations()
+    assert fitted_now(row).tuning.decode == pytest.approx(calibrated["tuning"]["decode"])
     measured = measured_of(row.document)
     assert measured.alone.tpot_s.estimate == pytest.approx(0.010, rel=0.3)
     assert measured.crowd.tpot_s.estimate == pytest.approx(0.016, rel=0.3)
-    assert measured.prompts.ttft_s.estimate == pytest.approx(
-        measured.prompts.input_tokens / 1000, rel=0.35
-    )
-    assert {(run.id, run.kind) for run in store.runs()} == {
-        (run, "calibrate") for run in document["runs"]
-    }
-    calibration = find_calibration(store, read_host(), "qwen3-8b", "vllm", "awq")
-    assert calibration.calibrated
-    assert calibration.tuning.decode == pytest.approx(document["tuning"]["decode"])
+    prompt_s = measured.prompts.input_tokens / 1000
+    assert measured.prompts.ttft_s.estimate == pytest.approx(prompt_s, rel=0.35)
 
-    assert document["id"] in call("calibrations", "forget", document["id"][:12], check=0).err
+
+@pytest.mark.slow
+def test_the_runs_of_a_calibration_are_stored_as_such(calibrated, calibrated_store):
+    kinds = {run.id: run.kind for run in calibrated_store.runs()}
+    assert kinds == dict.fromkeys(calibrated["runs"], "calibrate")
+
+
+@pytest.mark.slow
+def test_a_stored_calibration_is_found_for_a_plan(calibrated, calibrated_store):
+    calibration = find_calibration(calibrated_store, read_host(), "qwen3-8b", "vllm", "awq")
+    assert calibration.calibrated
+    assert calibration.tuning.decode == pytest.approx(calibrated["tuning"]["decode"])
+
+
+def test_a_calibration_is_forgotten_by_the_beginning_of_its_name(store):
+    keep(store, "calibration-of-an-engine")
+    done = call("calibrations", "forget", "calibration-", check=0)
+    assert "calibration-of-an-engine" in done.err
     assert "there are no calibrations yet" in refused("calibrations", "show")
 
 
@@ -396,38 +435,54 @@ def test_a_calibration_elsewhere_counts_for_such_cards_and_a_simulated_one_for_n
     assert find_calibration(store, Rig((device("rtx-4090"),)), *setup) is None
 
 
-def test_a_plan_uses_its_engines_calibration_and_says_which_and_how_old(
-    store,
-):
+def test_a_calibration_says_which_it_is_and_how_old(store):
     keep(store, "c-1")
-    exact = find_calibration(store, HOST, "qwen3-8b", "vllm", "awq", now=1000.0 + 3 * 86400)
-    assert exact.calibrated
-    assert exact.note == (
+    three_days_later = 1000.0 + 3 * 86400
+    calibration = find_calibration(store, HOST, "qwen3-8b", "vllm", "awq", now=three_days_later)
+    assert calibration.calibrated
+    assert calibration.note == (
         "calibrated on this machine 3 d 00 h ago (vllm, TP=2 on 2x rtx-3090): steps take "
         "1.20x (± 0 %) as long as "
         "predicted, further sequences add 0.80x (± 0 %), prompts take 1.50x (± 0 %)"
     )
-    other_model = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
-    assert "with qwen3-8b, not the model planned" in other_model.note
-    assert not other_model.calibrated
+
+
+def test_a_calibration_of_another_model_says_so_and_is_not_one_of_the_model_planned(store):
+    keep(store, "c-1")
+    calibration = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
+    assert "with qwen3-8b, not the model planned" in calibration.note
+    assert not calibration.calibrated
+    basis = calibrated_basis(store.path, HOST, "qwen3-14b")("vllm")
+    assert (basis.tuning.decode, basis.calibrated) == (1.2, False)
+
+
+def test_a_plan_uses_the_calibration_of_its_engine_alone(store):
+    keep(store, "c-1")
     basis_of = calibrated_basis(store.path, HOST, "qwen3-8b", "awq")
-    assert (basis_of("vllm").tuning.decode, basis_of("vllm").calibrated) == (1.2, True)
-    assert "calibrated on this machine" in basis_of("vllm").note
-    assert (basis_of("sglang").tuning, basis_of("sglang").calibrated, basis_of("sglang").note) == (
-        UNTUNED,
-        False,
-        "",
-    )
-    both = choose(
-        geometry("qwen3-8b"), RIG, PlanGoal(), engines=("vllm", "sglang"), basis_of=basis_of
-    ).plans
-    assert {(plan.setup.engine, rests_on(plan)) for plan in both} == {
+    vllm = basis_of("vllm")
+    assert (vllm.tuning.decode, vllm.calibrated) == (1.2, True)
+    assert "calibrated on this machine" in vllm.note
+    sglang = basis_of("sglang")
+    assert (sglang.tuning, sglang.calibrated, sglang.note) == (UNTUNED, False, "")
+
+
+def test_each_plan_says_whether_it_rests_on_a_calibration(store):
+    keep(store, "c-1")
+    engines = ("vllm", "sglang")
+    basis_of = calibrated_basis(store.path, HOST, "qwen3-8b", "awq")
+    choice = choose(geometry("qwen3-8b"), RIG, PlanGoal(), engines=engines, basis_of=basis_of)
+    assert {(plan.setup.engine, rests_on(plan)) for plan in choice.plans} == {
         ("vllm", "calibrated"),
         ("sglang", "published"),
     }
-    other_model = calibrated_basis(store.path, HOST, "qwen3-14b")("vllm")
-    assert (other_model.tuning.decode, other_model.calibrated) == (1.2, False)
+
+
+def test_the_rig_of_a_calibration_is_that_of_the_machine(store):
+    keep(store, "c-1")
     assert calibrated_rig(store.path, HOST) == RIG
+
+
+def test_without_a_store_nothing_is_calibrated(store):
     nowhere = store.path.with_name("none.sqlite3")
     assert calibrated_basis(nowhere, HOST, "qwen3-8b")("vllm").tuning == UNTUNED
     assert calibrated_rig(nowhere, HOST) is None
