@@ -4,6 +4,7 @@ simulated rigs.
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 from fake_programs import vllm_program
@@ -11,6 +12,7 @@ from hive_client import ask, rows_of
 from in_process import refused
 
 from api_clients import openai
+from commands import environment, running_skep
 from skep.catalog.models import checkpoints_of
 from skep.config.presets import preset, serve_of
 from skep.deploy import resolve
@@ -57,26 +59,42 @@ def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, option
     assert message in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_a_checkpoint_of_the_catalogue_is_served_as_planned_another_as_told(two_3090s, capsys):
-    """From a checkpoint that exists."""
+def test_a_checkpoint_of_the_catalogue_is_served_as_planned(two_3090s):
     serve = serve_for(ServeRequest("Qwen/Qwen3-8B-AWQ"))
     assert (serve.engine, serve.checkpoint) == ("vllm", "Qwen/Qwen3-8B-AWQ")
     assert serve.replicas * serve.options.cards == 2
     assert serve.slots >= 2
-    assert serve_for(ServeRequest("qwen3-8b")).checkpoint in {
-        checkpoint.hub for checkpoint in checkpoints_of("qwen3-8b")
-    }
+
+
+def test_a_model_is_served_from_a_checkpoint_that_exists(two_3090s):
+    checkpoints = {checkpoint.hub for checkpoint in checkpoints_of("qwen3-8b")}
+    assert serve_for(ServeRequest("qwen3-8b")).checkpoint in checkpoints
+
+
+def test_a_model_of_which_no_checkpoint_is_known_needs_one(two_3090s):
     with pytest.raises(UserError, match="which checkpoint of `llama-2-13b`"):
         serve_for(ServeRequest("llama-2-13b"))
-    assert (
-        serve_for(ServeRequest("qwen3-8b", checkpoint="org/x-AWQ", quant="awq")).checkpoint
-        == "org/x-AWQ"
-    )
-    with pytest.raises(SkepError) as refused:
+
+
+def test_another_checkpoint_of_a_model_is_served_as_told(two_3090s):
+    serve = serve_for(ServeRequest("qwen3-8b", checkpoint="org/x-AWQ", quant="awq"))
+    assert serve.checkpoint == "org/x-AWQ"
+
+
+def test_a_checkpoint_for_which_the_cards_have_no_room_ends_with_exit_code_3(two_3090s):
+    with pytest.raises(SkepError) as caught:
         serve_for(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"))
-    assert refused.value.exit_code == 3
+    assert caught.value.exit_code == 3
+
+
+def test_a_checkpoint_that_nobody_knows_is_served_by_a_named_engine_without_a_plan(
+    two_3090s, capsys
+):
     assert serve_for(ServeRequest("org/nobody-knows", engine="vllm")).engine == "vllm"
     assert "without a plan" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_nobody_knows_is_not_served_without_an_engines_name(two_3090s):
     with pytest.raises(UserError, match="not in the catalogue"):
         serve_for(ServeRequest("org/nobody-knows"))
 
@@ -197,27 +215,20 @@ RIG = (
 )
 
 
-def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, tmp_path):
-    nowhere = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    up = skep("up", *RIG, "-d", "--json", check=0, **nowhere)
-    assert "no model runs" in up.stderr
-    ready = json.loads(up.stdout)
-    assert not (tmp_path / "cache").exists()  # no weights were fetched
-    rows = rows_of(skep)
-    assert [row["simulated"] for row in rows.values() if row["kind"] == "replica"] == [True, True]
-    assert skep("ps", check=0).stdout.count("simulated") == 2
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory):
+    """A hive of two simulated cards, once for the tests that look at it."""
+    folder = tmp_path_factory.mktemp("rig")
+    variables = {**environment(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    with running_skep(variables, folder) as skep:
+        started = skep("up", *RIG, "-d", "--json", check=0)
+        ready = json.loads(started.stdout)
+        yield SimpleNamespace(skep=skep, folder=folder, notes=started.stderr, ready=ready)
 
-    with openai.OpenAI(base_url=ready["openai_base_url"], api_key="none") as client:
-        raw = client.chat.completions.with_raw_response.create(
-            model="qwen3-8b", messages=[{"role": "user", "content": "hello"}], max_tokens=5
-        )
-        assert raw.headers["x-skep-simulated"] == "1"
-        assert raw.parse().model_extra["simulated"] is True
-        facts = client.models.list().data[0].model_extra["skep"]
-    assert facts["simulated"] is True
-    assert facts["engine"].startswith("simulated: qwen3-8b AWQ 4-bit")
-    assert "2 x TP=1 on 2x h200" in facts["engine"]
 
+@pytest.fixture(scope="module")
+def sweep(rig):
+    """A sweep over the simulated rig: two levels of four tasks with 24 tokens each."""
     load = (
         "--concurrency",
         "1,4",
@@ -228,24 +239,69 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
         "--max-tokens",
         24,
         "--fixed-output",
+        "--warm-up",
+        "quick",
     )
-    swept = skep(
-        "bench", "sweep", "--url", ready["url"], *load, "--warm-up", "quick", "--json", check=0
+    return rig.skep("bench", "sweep", "--url", rig.ready["url"], *load, "--json", check=0)
+
+
+def test_a_rig_that_is_not_here_is_served_without_weights(rig):
+    assert "no model runs" in rig.notes
+    assert not (rig.folder / "cache").exists()
+
+
+def test_every_replica_of_a_simulated_rig_is_marked(rig):
+    marks = [row["simulated"] for row in rows_of(rig.skep).values() if row["kind"] == "replica"]
+    assert marks == [True, True]
+    assert rig.skep("ps", check=0).stdout.count("simulated") == 2
+
+
+@pytest.fixture
+def client(rig):
+    with openai.OpenAI(base_url=rig.ready["openai_base_url"], api_key="none") as opened:
+        yield opened
+
+
+def test_an_answer_of_a_simulated_rig_says_so_in_its_head_and_its_body(client):
+    raw = client.chat.completions.with_raw_response.create(
+        model="qwen3-8b", messages=[{"role": "user", "content": "hello"}], max_tokens=5
     )
-    summary = json.loads(swept.stdout)
-    assert summary["simulated"] is True
-    assert [level["output_tokens"] for level in summary["levels"]] == [96, 96]
-    (run,) = json.loads(skep("runs", "--json", check=0).stdout)
+    assert raw.headers["x-skep-simulated"] == "1"
+    assert raw.parse().model_extra["simulated"] is True
+
+
+def test_the_list_of_models_says_which_rig_is_simulated(client):
+    facts = client.models.list().data[0].model_extra["skep"]
+    assert facts["simulated"] is True
+    assert facts["engine"].startswith("simulated: qwen3-8b AWQ 4-bit")
+    assert "2 x TP=1 on 2x h200" in facts["engine"]
+
+
+def test_a_sweep_of_a_simulated_rig_has_every_token_of_its_levels(sweep):
+    levels = json.loads(sweep.stdout)["levels"]
+    assert [level["output_tokens"] for level in levels] == [96, 96]
+
+
+def test_a_sweep_of_a_simulated_rig_is_marked_on_the_terminal_and_in_the_store(rig, sweep):
+    (run,) = json.loads(rig.skep("runs", "--json", check=0).stdout)
+    assert json.loads(sweep.stdout)["simulated"] is True
     assert run["simulated"] is True
-    assert "(simulated)" in swept.stderr
-    skep("report", "last", "-o", "report.html", check=0)
-    page = (tmp_path / "report.html").read_text()
+    assert "(simulated)" in sweep.stderr
+
+
+@pytest.mark.usefixtures("sweep")
+def test_the_report_of_a_simulated_rig_says_that_no_model_ran_and_on_which_cards(rig):
+    rig.skep("report", "last", "-o", "report.html", check=0)
+    page = (rig.folder / "report.html").read_text()
     assert "<h1>qwen3-8b (simulated)</h1>" in page
     assert "No model ran." in page
     assert "2 x TP=1 on 2x h200" in page
 
-    facts = json.loads(skep("reload", "--json", check=0, **nowhere).stdout)
-    assert (facts["added"], facts["removed"], facts["changed"]) == ([], [], [])
+
+def test_a_reload_of_a_simulated_rig_changes_nothing(rig):
+    document = json.loads(rig.skep("reload", "--json", check=0).stdout)
+    changes = {name: document[name] for name in ("added", "removed", "changed")}
+    assert changes == {"added": [], "removed": [], "changed": []}
 
 
 @pytest.mark.parametrize(
