@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from fake_programs import vllm_program
-from in_process import call, refused
+from in_process import Called, call, refused
+from installation import installation, installation_with_programs, write_program
 
 from skep.config.presets import presets_folder
 
@@ -36,47 +38,106 @@ if value("--served-model-name") == "breaks":
 """
 
 
-@pytest.fixture
-def own(paths, tmp_path):
-    """Three presets of one's own, whose weights are a folder that is there."""
-    weights = tmp_path / "weights"
+@dataclass(frozen=True)
+class PresetSweep:
+    done: Called
+    runs: list
+    page: str
+    logs: list
+
+
+def sweep_presets(paths, *words):
+    """Sweep the presets in this installation, and read what that has written."""
+    done = call("bench", "presets", *words, *QUICK, check=0)
+    return PresetSweep(
+        done,
+        call("runs", "--json", check=0).json,
+        Path("report.html").read_text(),
+        sorted(path.name for path in (paths.state / "preset-sweeps").rglob("*.log")),
+    )
+
+
+def write_presets(paths, folder):
+    """Write three presets of a user, whose weights are a folder that is there."""
+    weights = folder / "weights"
     weights.mkdir()
     (weights / "config.json").write_text(
         '{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}'
     )
-    folder = presets_folder(paths)
-    folder.mkdir(parents=True)
+    presets = presets_folder(paths)
+    presets.mkdir(parents=True)
     for name in ("runs", "breaks", "runs-too"):
-        (folder / f"{name}.toml").write_text(MINE.format(name=name, checkpoint=weights))
+        (presets / f"{name}.toml").write_text(MINE.format(name=name, checkpoint=weights))
 
 
 @pytest.fixture
-def two_cards(two_3090s, presets, programs):
-    program = programs / "vllm"
-    program.write_text(vllm_program(BUS_ERROR))
-    program.chmod(0o755)
+def users_presets(paths, tmp_path):
+    write_presets(paths, tmp_path)
 
 
-@pytest.mark.usefixtures("two_cards")
-def test_one_that_breaks_is_a_row_with_its_diagnosis_and_the_others_go_on(paths, tmp_path):
-    done = call("bench", "presets", "runs", "breaks", "runs-too", *QUICK, "--json", check=0)
-    first, broken, last = done.json["presets"]
-    assert [row["preset"] for row in (first, broken, last)] == ["runs", "breaks", "runs-too"]
-    assert [level["concurrency"] for level in first["levels"]] == [1, 2]
-    assert [level["published_tok_s"] for level in first["levels"]] == [None, 100.0]
-    assert [level["same_lengths"] for level in first["levels"]] == [None, False]
-    assert last["failure"] is None
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Three presets of which the second one breaks."""
+    folder = tmp_path_factory.mktemp("measured")
+    with installation_with_programs(folder) as paths:
+        write_presets(paths, folder)
+        write_program(folder / "bin" / "vllm", vllm_program(BUS_ERROR))
+        return sweep_presets(paths, "runs", "breaks", "runs-too", "--json")
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Two shipped presets, of which the second one is known to break."""
+    names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-2x3090-pcie")
+    with installation(tmp_path_factory.mktemp("simulated")) as paths:
+        return sweep_presets(paths, *names, "--simulate")
+
+
+@pytest.fixture
+def two_cards(two_3090s, users_presets, programs):
+    write_program(programs / "vllm", vllm_program(BUS_ERROR))
+
+
+def test_each_preset_is_a_row_in_the_order_of_the_command_line(measured):
+    rows = measured.done.json["presets"]
+    assert [row["preset"] for row in rows] == ["runs", "breaks", "runs-too"]
+
+
+def test_a_measured_level_stands_beside_the_published_figure_of_its_concurrency(measured):
+    levels = measured.done.json["presets"][0]["levels"]
+    assert [level["concurrency"] for level in levels] == [1, 2]
+    assert [level["published_tok_s"] for level in levels] == [None, 100.0]
+    assert [level["same_lengths"] for level in levels] == [None, False]
+
+
+def test_a_preset_that_breaks_is_a_row_with_its_diagnosis(measured):
+    broken = measured.done.json["presets"][1]
     assert broken["levels"] == []
     assert broken["failure"]["kind"] == "no-start"
     assert "SIGBUS" in broken["failure"]["cause"]
-    assert not done.json["simulated"]
-    runs = call("runs", "--json", check=0).json
-    assert {run["id"] for run in runs} == {first["run"], last["run"]}
-    assert {run["config"]["preset"] for run in runs} == {"runs", "runs-too"}
-    page = (tmp_path / "report.html").read_text()
-    assert "<svg " in page
-    assert "breaks did not start" in page
-    assert list((paths.state / "preset-sweeps").rglob("breaks-0.log"))
+
+
+def test_the_log_of_a_preset_that_breaks_is_kept(measured):
+    assert "breaks-0.log" in measured.logs
+
+
+def test_after_a_preset_that_breaks_the_next_one_is_measured(measured):
+    assert measured.done.json["presets"][2]["failure"] is None
+
+
+def test_a_run_is_stored_for_each_preset_that_was_measured(measured):
+    first, _, last = measured.done.json["presets"]
+    assert {run["id"] for run in measured.runs} == {first["run"], last["run"]}
+    assert {run["config"]["preset"] for run in measured.runs} == {"runs", "runs-too"}
+
+
+def test_presets_measured_on_cards_are_not_called_simulated(measured):
+    assert not measured.done.json["simulated"]
+
+
+def test_measured_presets_are_drawn_with_the_one_that_did_not_start(measured):
+    assert "<svg " in measured.page
+    assert "breaks did not start" in measured.page
 
 
 @pytest.mark.usefixtures("two_cards")
@@ -115,25 +176,38 @@ def test_on_named_cards_all_presets_are_simulated_without_their_authors_figures(
     assert "--gpu needs --simulate" in refused("bench", "presets", *names, "--gpu", "2x rtx-4090")
 
 
-@pytest.mark.usefixtures("paths")
-def test_simulated_presets_say_so_and_a_broken_one_is_not_played(tmp_path):
-    names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-2x3090-pcie")
-    done = call("bench", "presets", *names, *QUICK, "--simulate", check=0)
-    header, measured, broken = done.out.splitlines()
+def test_the_table_of_presets_has_a_column_for_each_level(simulated):
+    header = simulated.done.out.splitlines()[0]
     assert header.split() == ["PRESET", "C=1", "C=2", "CONTENTION", "RESULT"]
-    assert "[167*]" in measured  # its author gives no lengths
-    assert "[215*]" in measured
+
+
+def test_published_figures_of_unknown_lengths_are_marked_in_the_table(simulated):
+    """The author of this preset gives no lengths."""
+    row = simulated.done.out.splitlines()[1]
+    assert "[167*]" in row
+    assert "[215*]" in row
+
+
+def test_a_preset_that_its_author_saw_break_is_not_simulated(simulated):
+    _, _, broken = simulated.done.out.splitlines()
     assert "BROKEN: did not start" in broken
-    assert "published, not simulated: SIGBUS while weights are loaded" in done.err
-    assert "SIMULATED: no model ran, these figures are a prediction" in done.err
-    (run,) = call("runs", "--json", check=0).json
+    errors = simulated.done.err
+    assert "published, not simulated: SIGBUS while weights are loaded" in errors
+
+
+def test_simulated_presets_say_so_and_so_does_their_stored_run(simulated):
+    errors = simulated.done.err
+    assert "SIMULATED: no model ran, these figures are a prediction" in errors
+    (run,) = simulated.runs
     assert run["simulated"]
-    page = (tmp_path / "report.html").read_text()
-    assert "qwen2.5-coder-32b-2x3090-pcie did not start" in page
-    assert "1 run<" in page
 
 
-@pytest.mark.usefixtures("own", "programs")
+def test_the_page_of_simulated_presets_names_the_one_that_did_not_start(simulated):
+    assert "qwen2.5-coder-32b-2x3090-pcie did not start" in simulated.page
+    assert "1 run<" in simulated.page
+
+
+@pytest.mark.usefixtures("users_presets", "programs")
 def test_a_preset_that_lacks_its_cards_is_a_row_too():
     done = call("bench", "presets", "runs", *QUICK, "--json", check=1)
     (row,) = json.loads(done.out)["presets"]
