@@ -4,9 +4,11 @@ a write-up.
 
 import csv
 import json
+import re
 
 import pytest
 from in_process import call, refused
+from installation import installation
 
 from sample_mixed import GPT_OSS, QWEN, store_mixed
 from skep.store.database import open_store
@@ -36,37 +38,62 @@ def words(line):
     return " ".join(line.split())
 
 
-def test_two_models_are_compared_with_a_column_each_and_a_verdict(models):
-    """The published comparison: Qwen3-Coder is the better daily driver, 24 to 50 % faster at every
-    level.
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """What is printed of the published comparison: Qwen3-Coder is the better daily driver, 24 to
+    50 % faster at every level.
     """
-    done = call("runs", "compare", *models, check=0)
-    head, *rows = table(done.out, "TTFT of turn 1")
+    with installation(tmp_path_factory.mktemp("comparison")) as paths:
+        with open_store(paths.store) as store:
+            gpt_oss = store_mixed(store, GPT_OSS, "gpt-oss-20b")
+            qwen = store_mixed(store, QWEN, "qwen3-coder-30b", at=2e9)
+        return call("runs", "compare", gpt_oss, qwen, check=0).out
+
+
+def test_two_models_are_compared_with_a_column_each(comparison):
+    head, *_ = table(comparison, "TTFT of turn 1")
     assert words(head) == "C A gpt-oss-20b B qwen3-coder-30b B / A"
-    assert [
-        words(row).partition(" (0")[0].partition(" (1")[0].partition(" (2")[0] for row in rows
-    ] == [
+
+
+def test_each_level_has_both_medians_their_change_from_one_agent_and_the_ratio(comparison):
+    rows = table(comparison, "TTFT of turn 1")[1:]
+    # Without the interval of the ratio.
+    assert [re.split(r" \([012]", words(row))[0] for row in rows] == [
         "1 64 ms 135 ms 2.11",
-        "2 139 ms (+117 %) 110 ms (−19 %) 0.79".replace("−", "-"),
+        "2 139 ms (+117 %) 110 ms (-19 %) 0.79",
         "3 150 ms (+134 %) 135 ms (+0 %) 0.90",
         "5 290 ms (+353 %) 191 ms (+41 %) 0.66",
     ]
-    assert [words(row).split()[:5] for row in table(done.out, "conversation time")[1:]] == [
+
+
+def test_the_time_of_a_conversation_is_compared_at_every_level(comparison):
+    rows = table(comparison, "conversation time")[1:]
+    assert [words(row).split()[:5] for row in rows] == [
         ["1", "3.2", "s", "2.2", "s"],
         ["2", "7.1", "s", "4.4", "s"],
         ["3", "7.4", "s", "3.7", "s"],
         ["5", "8.2", "s", "6.3", "s"],
     ]
-    assert all(row.endswith("better") for row in table(done.out, "conversation time")[1:])
-    assert "S3" in done.out
-    assert "0/3 (6.8 s)" in done.out
-    advice = [words(row) for row in table(done.out, "advice: most side tasks")]
-    assert advice[1:] == [
+    assert all(row.endswith("better") for row in rows)
+
+
+def test_a_side_task_is_compared_by_its_passes_and_its_seconds(comparison):
+    assert "S3" in comparison
+    assert "0/3 (6.8 s)" in comparison
+
+
+def test_two_models_are_compared_by_how_many_side_tasks_each_bears(comparison):
+    advice = table(comparison, "advice: most side tasks")
+    assert [words(row) for row in advice[1:]] == [
         "beside a conversation, within 1.5x of its time alone 0 0",
         "beside a conversation, within 2.5x 2 2",
-        "for batch work 2 4",  # of A two of four side tasks failed at C=5
+        # Of A two of four side tasks failed at C=5.
+        "for batch work 2 4",
     ]
-    last_lines = done.out.splitlines()[-5:]
+
+
+def test_the_last_lines_of_a_comparison_are_memory_time_and_right_answers(comparison):
+    last_lines = comparison.splitlines()[-5:]
     assert "GPU memory in use: 14.0 GiB of 24.0 GiB (A), 20.0 GiB of 24.0 GiB (B)" in last_lines
     assert "conversation: B takes 24 to 50 % less time at C=1, 2, 3, 5" in last_lines
     assert "TTFT of turn 1 at C=5: 4.5x of C=1 (A), 1.4x of C=1 (B)" in last_lines
@@ -74,14 +101,16 @@ def test_two_models_are_compared_with_a_column_each_and_a_verdict(models):
         "right answers: 51 of 57 (A), 54 of 57 (B): no difference is shown; so few answers "
         "show only a collapse"
     ) in last_lines
-    assert (
-        last_lines[-1] == "better for this work: B, as its conversation is faster at C=1, 2, 3, 5"
-    )
-    assert (
-        call("runs", "compare", *models[::-1], check=4)
-        .out.splitlines()[-1]
-        .startswith("better for this work: A")
-    )
+
+
+def test_a_comparison_ends_with_which_model_is_better_and_why(comparison):
+    verdict = comparison.splitlines()[-1]
+    assert verdict == "better for this work: B, as its conversation is faster at C=1, 2, 3, 5"
+
+
+def test_a_comparison_in_which_the_first_model_is_better_ends_with_4(models):
+    done = call("runs", "compare", *reversed(models), check=4)
+    assert done.out.splitlines()[-1].startswith("better for this work: A")
 
 
 def test_a_model_that_never_finishes_the_conversation_under_load_is_not_as_good(stored):
