@@ -55,25 +55,43 @@ def ids(text):
     return [json.loads(line)["id"] for line in text.splitlines()]
 
 
-def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_path):
+@pytest.fixture
+def results(tmp_path):
+    """The file to which a run of tasks.jsonl writes its results."""
+    return tmp_path / "tasks.results.jsonl"
+
+
+def test_every_task_has_one_line_in_the_results_file(engine, results):
     done = swarm("run", "tasks.jsonl", "--url", engine.url, *MODEL, check=0)
-    output = tmp_path / "tasks.results.jsonl"
-    assert sorted(ids(output.read_text())) == TASKS
+    assert sorted(ids(results.read_text())) == TASKS
     assert done.out == ""
-    for words in ("12 of 12 tasks done", str(output), "skep swarm show"):
+
+
+def test_the_end_of_a_run_says_how_many_are_done_and_where_the_results_are(engine, results):
+    done = swarm("run", "tasks.jsonl", "--url", engine.url, *MODEL, check=0)
+    for words in ("12 of 12 tasks done", str(results), "skep swarm show"):
         assert words in done.err
+
+
+def test_a_results_file_is_overwritten_only_when_that_is_asked_for(engine, results):
+    swarm("run", "tasks.jsonl", "--url", engine.url, *MODEL, check=0)
     assert "already exists" in refusal("run", "tasks.jsonl", "--url", engine.url)
     json = swarm(
         "run", "tasks.jsonl", "--overwrite", "--json", "--url", engine.url, *MODEL, check=0
     ).json
-    assert (json["done"], json["output"]) == (12, str(output))
-    assert sorted(ids(output.read_text())) == TASKS
+    assert (json["done"], json["output"]) == (12, str(results))
+    assert sorted(ids(results.read_text())) == TASKS
 
-    # Somebody cut it.
-    output.write_text("".join(output.read_text().splitlines(keepends=True)[:3]) + '{"id": "t')
-    finished = swarm("resume", json["run"], check=0)
-    assert "has ended already" in finished.err
-    assert sorted(ids(output.read_text())) == TASKS
+
+def test_a_results_file_that_somebody_cut_is_completed_from_a_run_that_has_ended(engine, results):
+    json = swarm("run", "tasks.jsonl", "--json", "--url", engine.url, *MODEL, check=0).json
+    results.write_text("".join(results.read_text().splitlines(keepends=True)[:3]) + '{"id": "t')
+    resumed = swarm("resume", json["run"], check=0)
+    assert "has ended already" in resumed.err
+    assert sorted(ids(results.read_text())) == TASKS
+
+
+def test_results_are_printed_in_the_order_of_the_tasks(engine):
     printed_in_order = swarm("run", "tasks.jsonl", "-o", "-", "--url", engine.url, *MODEL, check=0)
     assert ids(printed_in_order.out) == [f"t{number}" for number in range(12)]
 
@@ -344,32 +362,60 @@ def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
     assert lock_holder(lock) is None
 
 
-def test_a_run_is_listed_shown_traced_exported_drawn_and_cancelled(run_id, tmp_path):
-    """Shown: what failed first.
+def test_a_run_is_listed_with_its_state_and_its_file(run_id):
+    page = printed("ls")
+    for cell in (run_id, "stopped", "tasks.jsonl"):
+        assert cell in page
 
-    Traced: messages, attempts, answer. Results: in the order of the tasks.
-    """
-    assert [cell in printed("ls") for cell in (run_id, "stopped", "tasks.jsonl")] == [True] * 3
+
+def test_the_list_counts_the_tasks_of_each_run(run_id):
     (run,) = runs()
     assert (run["id"], run["done"], run["failed"], run["left"]) == (run_id, 1, 1, 1)
+
+
+def test_what_failed_is_shown_before_the_counts_of_a_run(run_id):
     page = printed("show", run_id)
     assert page.index("out of memory") < page.index("1 done, 1 failed, 1 left of 3")
+
+
+def test_a_run_that_stopped_is_shown_with_the_command_that_resumes_it(run_id):
     assert f"skep swarm resume {run_id}" in swarm("show", "last").err
+
+
+def test_a_run_is_named_by_the_beginning_of_its_id_and_shown_with_its_failures(run_id):
     run = swarm("show", run_id[:12], "--json", check=0).json
     assert run["failures"] == [{"id": "task-1", "tries": 2, "kind": "http", "message": ERROR}]
     assert run["account"]["tasks"] == 3
+
+
+def test_a_trace_has_the_messages_the_attempts_and_the_answer_in_turn(run_id):
     page = printed("trace", run_id, "task-1")
     places = [page.index(words) for words in ("hi", "rejected", "failed after 2 tries", "half")]
     assert places == sorted(places)
     assert "\x1b" not in page
-    run = swarm("trace", run_id, "task-1", "--json", check=0).json
-    assert [attempt["outcome"] for attempt in run["attempts"]] == ["rejected", "failed"]
-    assert run["result"]["tries"] == 2
+
+
+def test_a_trace_as_json_has_every_attempt_and_the_result(run_id):
+    trace = swarm("trace", run_id, "task-1", "--json", check=0).json
+    assert [attempt["outcome"] for attempt in trace["attempts"]] == ["rejected", "failed"]
+    assert trace["result"]["tries"] == 2
+
+
+def test_the_trace_of_a_task_without_a_result_says_so(run_id):
     assert "no result yet" in printed("trace", "last", "task-2")
+
+
+def test_results_of_a_run_are_in_the_order_of_the_tasks_or_of_the_failed_alone(run_id):
     assert ids(printed("results", run_id)) == ["task-0", "task-1"]
     assert ids(printed("results", run_id, "--failed")) == ["task-1"]
+
+
+def test_the_report_of_a_run_is_a_page_that_names_it(run_id, tmp_path):
     printed("report", run_id, "-o", tmp_path / "run.html")
     assert run_id in (tmp_path / "run.html").read_text()
+
+
+def test_a_run_that_stopped_can_be_cancelled(run_id):
     assert "1 done, 1 failed, 1 left" in swarm("cancel", run_id).err
     assert runs()[0]["state"] == "cancelled"
 
