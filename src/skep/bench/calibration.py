@@ -470,7 +470,9 @@ def _file_here(endpoint: Endpoint) -> str | None:
     if endpoint.origin.host not in LOOPBACK:
         return None
     named = endpoint.engine.get("model_path")
-    if isinstance(named, str) and named.endswith(".gguf") and os.path.isfile(named):  # noqa: PTH113
+    if not isinstance(named, str):
+        named = ""
+    if named.endswith(".gguf") and os.path.isfile(named):  # noqa: PTH113
         return named
     if find_pullable(endpoint.model) is None:
         return None

@@ -35,14 +35,21 @@ class LevelRounds:
 
     def next_level(self) -> int | None:
         """Return the level to run now; None: all are known well enough."""
-        if open_levels := self.open_levels():
-            return min(
-                open_levels, key=lambda level: (self._done[level], self._levels.index(level))
-            )
+        open_levels = self.open_levels()
+        if open_levels:
+            return min(open_levels, key=self._turn_of)
         if self._closing:
             self._closing = False
             return 1
         return None
+
+    def _turn_of(self, level: int) -> tuple[int, int]:
+        """Return the runs of a level and its place: the fewest runs go first, then the first
+        place.
+        """
+        runs_done = self._done[level]
+        place = self._levels.index(level)
+        return runs_done, place
 
     def open_levels(self) -> list[int]:
         """Return the levels that are not known well enough yet."""
@@ -88,15 +95,19 @@ class LevelRounds:
         """Return whether the level needs no further run."""
         if level in self._given_up:
             return True
+        runs_done = self._done[level]
         if self._runs is not None:
-            return self._done[level] >= self._runs
-        return self._precision[level].done or self._done[level] >= self._goal.max_repeats
+            return runs_done >= self._runs
+        if runs_done >= self._goal.max_repeats:
+            return True
+        return self._precision[level].done
 
 
 def figure_of(rows: Sequence[Request], level: int) -> float:
     """Return tokens a second of one run: over its plateau if it had one, else over the batch."""
     in_conversation = any(row.session is not None for row in rows)
-    summary = repeat_of(0, rows, None if in_conversation else level)
+    concurrency = None if in_conversation else level
+    summary = repeat_of(0, rows, concurrency)
     if summary.plateau_tok_s is None:
         return summary.effective_tok_s
     return summary.plateau_tok_s
@@ -128,12 +139,19 @@ class LevelSearch:
 
     def add_run(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
         self._rounds.add_run(level, rows, limited=limited)
-        if limited:
-            self._limited_runs[level] += 1
-            if not self._figures[level] and self._limited_runs[level] >= LIMITED_RUNS:
-                self._rounds.give_up(level)
-        else:
-            self._figures[level].append(figure_of(rows, level))
+        if not limited:
+            figure = figure_of(rows, level)
+            self._figures[level].append(figure)
+            return
+        self._limited_runs[level] += 1
+        if self._is_beyond_client(level):
+            self._rounds.give_up(level)
+
+    def _is_beyond_client(self, level: int) -> bool:
+        """Return whether the client was the limit of every run, in as many runs as are allowed."""
+        if self._figures[level]:
+            return False
+        return self._limited_runs[level] >= LIMITED_RUNS
 
     def remaining(self) -> dict[int, float]:
         return self._rounds.remaining()
@@ -143,33 +161,40 @@ class LevelSearch:
 
         Where the runs leave that open, the budget was spent before.
         """
+        end = self._find_end()
+        if end is not None:
+            return end
         measured = [
             level for level in self._levels if self._figures[level] or self._limited_runs[level]
         ]
-        return self._find_end() or SearchEnd(max(measured, default=1), "budget")
+        highest = max(measured, default=1)
+        return SearchEnd(highest, "budget")
 
     def _climb(self) -> int:
-        """Return the highest level until it has a figure, then twice its agents."""
+        """Return the highest level until it has a figure; then add a level of twice its agents."""
         last = self._levels[-1]
         if not self._figures[last]:
             return last
-        self._levels.append(2 * last)
-        self._rounds.add(2 * last)
-        self._figures[2 * last] = []
-        self._limited_runs[2 * last] = 0
-        return 2 * last
+        higher = 2 * last
+        self._levels.append(higher)
+        self._rounds.add(higher)
+        self._figures[higher] = []
+        self._limited_runs[higher] = 0
+        return higher
 
     def _find_end(self) -> SearchEnd | None:
         last = self._levels[-1]
+        if self._is_beyond_client(last):
+            return SearchEnd(last, "client")
         if not self._figures[last]:
-            if self._limited_runs[last] >= LIMITED_RUNS:
-                return SearchEnd(last, "client")
             return None
-        knee = SpeedCurve(LevelPoint(level, self._figures[level]) for level in self._levels).knee()
+        points = [LevelPoint(level, self._figures[level]) for level in self._levels]
+        knee = SpeedCurve(points).knee()
         beyond = None
         if knee is not None:
             beyond = self._levels[knee.at]
-            if len(self._levels) - 1 - knee.at >= PAST_KNEE:
+            levels_past_knee = len(self._levels) - 1 - knee.at
+            if levels_past_knee >= PAST_KNEE:
                 return SearchEnd(last, "past the knee", beyond)
         if 2 * last > self._max_agents:
             return SearchEnd(last, "most", beyond)

@@ -43,6 +43,7 @@ CPU_LIMIT = 0.85  # of one core
 SEARCH = "search"  # the fact that says where a search for the knee stopped
 FEWEST_TASKS_EACH = 3  # of each agent, in a run that can show a knee or a cliff
 LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
+_RunFact = tuple[int, Mapping[str, Any]]  # which run of its level, and what was stored of it
 _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
     "ttft": ttft_values,
     "tpot": tpot_values,
@@ -56,7 +57,8 @@ def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
 
     Infinity where nothing was answered, or where too many requests failed.
     """
-    if not rows or sum(not row.ok for row in rows) > TOLERATED_FAILURES * len(rows):
+    failures = sum(not row.ok for row in rows)
+    if not rows or failures > TOLERATED_FAILURES * len(rows):
         return inf
 
     def measured_ms(limit: SloLimit) -> float | None:
@@ -68,15 +70,20 @@ def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
 
 def promise_of(limits: SloLimits, rows: Sequence[Request]) -> Promise:
     """Return which levels kept the limits; the median run of a level decides."""
+    levels = {row.level for row in rows if row.level}
     shares: dict[int, float] = {}
-    for level in sorted({row.level for row in rows if row.level}):
+    for level in sorted(levels):
         runs = by_repeat(row for row in rows if row.level == level)
         shares[level] = median(worst_share(limits, run) for run in runs.values())
     met = [level for level, share in shares.items() if share <= 1]
-    failed = min((level for level, share in shares.items() if share > 1), default=None)
-    safe = max((level for level in met if failed is None or level < failed), default=None)
+    failed = [level for level, share in shares.items() if share > 1]
+    lowest_failed = min(failed, default=None)
+    safe = [level for level in met if lowest_failed is None or level < lowest_failed]
     return Promise(
-        limits=str(limits), highest_met=max(met, default=None), lowest_failed=failed, safe=safe
+        limits=str(limits),
+        highest_met=max(met, default=None),
+        lowest_failed=lowest_failed,
+        safe=max(safe, default=None),
     )
 
 
@@ -102,7 +109,7 @@ def summarise(
         if sample.client_limited
     }
     left_out = _left_out(rows, limited)
-    counted = [row for row in rows if (row.level, row.repeat) not in left_out]
+    counted = [row for row in rows if _key(row) not in left_out]
     marks = RunMarks(
         limited=limited,
         left_out=left_out,
@@ -182,16 +189,20 @@ def _shown_spread(speeds: Sequence[float]) -> tuple[float, float] | None:
     return (interval.low, interval.high)
 
 
+def _key(row: Request | LevelFact) -> Key:
+    return row.level, row.repeat
+
+
 def _left_out(rows: Sequence[Request], limited: Collection[Key]) -> frozenset[Key]:
     """Return the runs that do not count: the client was their limit, and their level has others.
 
     All of them stay stored.
     """
     # A failure is the server's fault, whoever was the limit.
-    failed = {(row.level, row.repeat) for row in rows if not row.ok}
+    failed = {_key(row) for row in rows if not row.ok}
     spoiled = {key for key in limited if key not in failed}
-    free = {row.level for row in rows if (row.level, row.repeat) not in spoiled}
-    return frozenset(key for key in spoiled if key[0] in free)
+    levels_with_others = {row.level for row in rows if _key(row) not in spoiled}
+    return frozenset((level, repeat) for level, repeat in spoiled if level in levels_with_others)
 
 
 def _drift(rows: Sequence[Request]) -> Interval | None:
@@ -202,7 +213,9 @@ def _drift(rows: Sequence[Request]) -> Interval | None:
     repeats = list(by_repeat(rows).values())
     if len(repeats) < 2:
         return None
-    return ratio_of_medians(_task_speeds(repeats[0]), _task_speeds(repeats[-1]))
+    speeds_at_beginning = _task_speeds(repeats[0])
+    speeds_at_end = _task_speeds(repeats[-1])
+    return ratio_of_medians(speeds_at_beginning, speeds_at_end)
 
 
 def _task_speeds(rows: Sequence[Request]) -> list[float]:
@@ -216,13 +229,14 @@ def _task_speeds(rows: Sequence[Request]) -> list[float]:
 
 def _facts(
     name: str, facts: Sequence[LevelFact], rows: Sequence[Request]
-) -> dict[int, list[tuple[int, Mapping[str, Any]]]]:
+) -> dict[int, list[_RunFact]]:
     """Return the facts of that name by level, each with its run, of the runs that are counted."""
-    counted_keys = {(row.level, row.repeat) for row in rows}
-    facts_by_level: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
+    counted_keys = {_key(row) for row in rows}
+    facts_by_level: dict[int, list[_RunFact]] = {}
     for fact in facts:
-        if fact.name == name and (fact.level, fact.repeat) in counted_keys:
-            facts_by_level.setdefault(fact.level, []).append((fact.repeat, fact.fact))
+        if fact.name == name and _key(fact) in counted_keys:
+            of_level = facts_by_level.setdefault(fact.level, [])
+            of_level.append((fact.repeat, fact.fact))
     return facts_by_level
 
 
@@ -300,15 +314,20 @@ def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
     restarted.
     """
     changes = {name: after[name] - before.get(name, 0.0) for name in after}
+    counters = counter_names()
     figures: dict[str, float] = {}
-    for figure, names in counter_names()["means"].items():
-        name = next((name for name in names if changes.get(f"{name}_count", 0) > 0), None)
-        if name is not None and f"{name}_sum" in changes:
-            figures[figure] = changes[f"{name}_sum"] / changes[f"{name}_count"]
-    for figure, names in counter_names()["totals"].items():
-        name = next((name for name in names if name in changes), None)
-        if name is not None:
-            figures[figure] = changes[name]
+    for figure, names in counters["means"].items():
+        rising_names = [name for name in names if changes.get(f"{name}_count", 0) > 0]
+        if not rising_names:
+            continue
+        name = rising_names[0]
+        total = changes.get(f"{name}_sum")
+        if total is not None:
+            figures[figure] = total / changes[f"{name}_count"]
+    for figure, names in counters["totals"].items():
+        known_names = [name for name in names if name in changes]
+        if known_names:
+            figures[figure] = changes[known_names[0]]
     if any(value < 0 for value in figures.values()):
         return {}
     return figures
