@@ -2,6 +2,7 @@
 real signals.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ import stat
 import subprocess
 import sys
 import urllib.error
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,38 +26,88 @@ from hive_client import (
     rows_of,
     status_of,
     streaming,
+    write_hive,
 )
 from in_process import refused
 
+from commands import environment, running_skep
 from forked_processes import alive
 from skep.engines.base import KEY_FILE
-from skep.paths import user_paths
+from skep.paths import Paths, user_paths
 from skep.supervisor.control import local_key
 
 SLOW = {"extra": ["--token-ms=20"]}
 
 
-def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(
-    skep, configure, up
-):
-    configure({"replicas": 2})
-    port = free_port()
-    ready = up("--port", port)
-    assert ready["openai_base_url"] == f"{ready['url']}/v1"
-    assert ask(ready["url"])[0] == 200
-    rows = rows_of(skep)
+@dataclass(frozen=True)
+class Hive:
+    skep: Callable
+    paths: Paths
+    ready: dict
+    pids: list
+
+    @property
+    def key(self):
+        return (self.paths.state / KEY_FILE).read_text().strip()
+
+
+@contextlib.contextmanager
+def background_hive(folder, *options):
+    """Run two replicas, of which one has answered a request that is in the log."""
+    env = environment(folder)
+    paths = user_paths(env)
+    write_hive(folder, {"replicas": 2})
+    with running_skep(env, folder) as skep:
+        ready = json.loads(skep("up", "-d", "--json", *options, check=0).stdout)
+        hive = Hive(skep, paths, ready, family(ready["pid"]))
+        assert ask(ready["url"])[0] == 200
+        eventually((paths.logs / "requests.log").exists)
+        yield hive
+
+
+@pytest.fixture(scope="module")
+def hive(tmp_path_factory):
+    with background_hive(tmp_path_factory.mktemp("hive")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stopped_hive(tmp_path_factory):
+    """A hive after `skep down`."""
+    with background_hive(tmp_path_factory.mktemp("stopped"), "--port", free_port()) as hive:
+        assert (hive.paths.state / KEY_FILE).exists()
+        hive.skep("down", check=0)
+        yield hive
+
+
+def test_a_hive_in_the_background_answers_as_soon_as_up_has_ended(hive):
+    assert hive.ready["openai_base_url"] == f"{hive.ready['url']}/v1"
+    assert ask(hive.ready["url"])[0] == 200
+
+
+def test_ps_has_a_row_for_each_replica_and_one_for_the_gateway(hive):
+    rows = rows_of(hive.skep)
     assert [row["kind"] for row in rows.values()] == ["replica", "replica", "gateway"]
     assert {row["state"] for row in rows.values()} == {"ready"}
     assert {"name", "kind", "state", "pid", "url", "slots", "busy"} <= set(rows["fake-model-0"])
     assert (rows["gateway"]["queued"], rows["gateway"]["slots"]) == (0, 4)
-    pids = family(ready["pid"])
-    assert len(pids) == 6  # supervisor, gateway, two guards, two engines
-    skep("down", check=0)
-    assert not any(alive(pid) for pid in pids)
-    assert json.loads(skep("ps", "--json", check=0).stdout) == []
+
+
+def test_a_hive_is_a_supervisor_a_gateway_and_two_processes_for_each_engine(hive):
+    """Each engine has a guard."""
+    assert len(hive.pids) == 6
+
+
+def test_down_ends_every_process(stopped_hive):
+    assert not any(alive(pid) for pid in stopped_hive.pids)
+    assert json.loads(stopped_hive.skep("ps", "--json", check=0).stdout) == []
+
+
+def test_down_frees_the_port(stopped_hive):
+    url = stopped_hive.ready["url"]
     with pytest.raises(urllib.error.URLError):
-        ask(ready["url"])
-    socket.create_server(("127.0.0.1", port)).close()  # it is free again
+        ask(url)
+    socket.create_server(("127.0.0.1", int(url.rpartition(":")[2]))).close()
 
 
 def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure, up, env):
@@ -193,45 +246,57 @@ def test_following_a_log_or_all_shows_what_is_written_after(env, tmp_path, words
     assert follower.returncode == 0
 
 
-def test_what_a_hive_writes_is_for_its_user_alone_and_tells_what_happened(
-    skep, configure, up, env
-):
-    """The key of its engines is in one file: not in what skep shows, not in a log, not in what
-    `ps` shows of it.
-    """
-    configure()
-    ready = up()
-    paths = user_paths(env)
-    key = (paths.state / KEY_FILE).read_text().strip()
-    engine = rows_of(skep)["fake-model-0"]["url"]
-    assert ask(ready["url"])[0] == 200
-    assert status_of(engine) == status_of(engine, key="another") == 401
-    assert status_of(engine, key=key) == 200
-    assert len(key) > 30
-    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in family(ready["pid"])]
-    assert len(commands) == 4  # supervisor, gateway, guard, engine
-    columns = [
-        skep(*words, check=0).stdout for words in (("ps",), ("ps", "--json"), ("top", "--once"))
-    ]
-    eventually((paths.logs / "requests.log").exists)
-    values = {
+def test_an_engine_answers_to_the_key_of_its_hive_alone(hive):
+    engine = rows_of(hive.skep)["fake-model-0"]["url"]
+    assert status_of(engine) == 401
+    assert status_of(engine, key="another") == 401
+    assert status_of(engine, key=hive.key) == 200
+    assert len(hive.key) > 30
+
+
+def test_what_a_hive_writes_is_for_its_user_alone(hive):
+    paths = hive.paths
+    modes = {
         path: stat.S_IMODE(path.stat().st_mode)
         for path in [paths.state, *paths.state.rglob("*"), paths.socket]
     }
-    names = {path.name for path in values}
+    names = {path.name for path in modes}
     assert names > {"logs", "skep.log", "gateway.log", "requests.log", "fake-model-0.log"}
-    assert {str(path): oct(mode) for path, mode in values.items() if mode & 0o077} == {}
+    assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
     assert paths.socket.parent.stat().st_mode & 0o777 == 0o700
-    logs = [path.read_text() for path in paths.logs.iterdir()]
-    assert key not in "\n".join([*commands, *columns, *logs, json.dumps(ready)])
-    skep("down", check=0)
-    assert not (paths.state / KEY_FILE).exists()
+
+
+def test_the_key_of_the_engines_is_in_no_command_line(hive):
+    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in family(hive.ready["pid"])]
+    assert len(commands) == 6
+    assert hive.key not in "\n".join(commands)
+
+
+@pytest.mark.parametrize("words", ["ps", "ps --json", "top --once"])
+def test_the_key_of_the_engines_is_not_shown(hive, words):
+    assert hive.key not in hive.skep(*words.split(), check=0).stdout
+
+
+def test_the_key_of_the_engines_is_in_no_log_and_not_in_the_words_of_up(hive):
+    logs = [path.read_text() for path in hive.paths.logs.iterdir()]
+    assert hive.key not in "\n".join([*logs, json.dumps(hive.ready)])
+
+
+def test_down_removes_the_key_of_the_engines(stopped_hive):
+    assert not (stopped_hive.paths.state / KEY_FILE).exists()
+
+
+def test_the_logs_of_requests_and_of_all_are_shown_after_down(stopped_hive):
+    skep = stopped_hive.skep
     assert "/v1/chat/completions" in skep("logs", "requests", check=0).stdout
     assert "fake-model-0 | " in skep("logs", check=0).stdout
-    lines = skep("logs", "skep", check=0).stdout
-    assert "replica.ready name=fake-model-0 pid=" in lines
-    assert "gateway.stopping" in lines
-    assert "Traceback" not in lines
+
+
+def test_the_log_of_skep_tells_what_happened(stopped_hive):
+    log = stopped_hive.skep("logs", "skep", check=0).stdout
+    assert "replica.ready name=fake-model-0 pid=" in log
+    assert "gateway.stopping" in log
+    assert "Traceback" not in log
 
 
 def test_the_systemd_unit_names_this_skep(skep):
