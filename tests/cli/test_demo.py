@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hive_client import eventually
 
+from commands import environment, running_skep
 from forked_processes import alive
 from skep.bench import demo as measuring
 from skep.bench.summary import summarise
@@ -21,41 +23,92 @@ from skep.store.records import ClientSample, Request
 FIGURE = re.compile(r"\d (tok/s|s|ms|min)\b|\d×")
 
 
-def test_every_line_with_a_simulated_figure_says_so_and_nothing_is_left(
-    skep, monkeypatch, tmp_path
-):
+@dataclass(frozen=True)
+class Demo:
+    real: str
+    simulated: list
+    errors: str
+    page: str
+    report_path: Path
+    runs: list
+    levels_of_a_sweep: list
+    leftover_folders: set
+
+
+def demo_folders():
+    return {*Path(tempfile.gettempdir()).glob("skep-demo-*")}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """One small demo, and what it has stored."""
     small = {"DEMO_LEVELS": {4: 8, 8: 16}, "DEMO_TOKENS": 128, "DEMO_TASKS": 6}
-    for name, value in small.items():
-        monkeypatch.setattr(measuring, name, value)
-        monkeypatch.setattr(demo_page, name, value)
-    before = {*Path(tempfile.gettempdir()).glob("skep-demo-*")}
-    done = skep("demo", check=0)
+    folder = tmp_path_factory.mktemp("demo")
+    folders_before = demo_folders()
+    with (
+        running_skep(environment(folder), folder) as skep,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in small.items():
+            patch.setattr(measuring, name, value)
+            patch.setattr(demo_page, name, value)
+        done = skep("demo", check=0)
+        runs = json.loads(skep("runs", "--json", check=0).stdout)
+        export = skep("runs", "export", runs[1]["id"], "--format", "json", check=0)
     real, simulated = done.stdout.split("(real)\n")
-    assert "question: What is a GPU?" in real
-    assert "first token after" in real
-    *figures, path = simulated.splitlines()
-    assert path == str(tmp_path / "report.html")
-    assert [line.split("agents")[-1].split()[0] for line in figures[:6]] == [
-        "nginx",
-        "no",
-        "skep",
-    ] * 2
-    lines = [line for line in (*figures, *done.stderr.splitlines()) if FIGURE.search(line)]
-    unmarked = [line for line in lines if "SIMULATED" not in line]
+    report_path = folder / "report.html"
+    return Demo(
+        real,
+        simulated.splitlines(),
+        done.stderr,
+        report_path.read_text(),
+        report_path,
+        runs,
+        json.loads(export.stdout)["levels"],
+        demo_folders() - folders_before,
+    )
+
+
+def test_a_demo_shows_a_question_to_a_real_model_and_when_its_first_token_came(demo):
+    assert "question: What is a GPU?" in demo.real
+    assert "first token after" in demo.real
+
+
+def test_a_demo_has_a_line_for_each_gateway_at_each_level(demo):
+    gateways = [line.split("agents")[-1].split()[0] for line in demo.simulated[:6]]
+    assert gateways == ["nginx", "no", "skep"] * 2
+
+
+def test_a_demo_ends_with_the_path_of_its_report(demo):
+    assert demo.simulated[-1] == str(demo.report_path)
+
+
+def test_every_line_with_a_simulated_figure_says_so(demo):
+    lines = [*demo.simulated[:-1], *demo.errors.splitlines()]
+    unmarked = [line for line in lines if FIGURE.search(line) and "SIMULATED" not in line]
     assert [line.split()[0] for line in unmarked] == ["published", "published", "done"]
-    page = (tmp_path / "report.html").read_text()
-    assert "SIMULATED 2x RTX 3090, no gateway" in page
-    assert "<svg" in page
-    runs = json.loads(skep("runs", "--json", check=0).stdout)
-    assert [(run["kind"], run["simulated"], run["failed"]) for run in runs] == [
+
+
+def test_the_report_of_a_demo_is_drawn_and_says_that_it_is_simulated(demo):
+    assert "SIMULATED 2x RTX 3090, no gateway" in demo.page
+    assert "<svg" in demo.page
+
+
+def test_the_runs_of_a_demo_are_stored_as_simulated(demo):
+    assert [(run["kind"], run["simulated"], run["failed"]) for run in demo.runs] == [
         ("serial-vs-swarm", True, 0),
         ("sweep", True, 0),
         ("sweep", True, 0),
     ]
-    levels = json.loads(skep("runs", "export", runs[1]["id"], "--format", "json").stdout)["levels"]
-    # In the rig's time, not in ours.
-    assert all(50 < level["effective_tok_s"] < 230 for level in levels)
-    assert {*Path(tempfile.gettempdir()).glob("skep-demo-*")} <= before
+
+
+def test_speeds_of_a_demo_are_in_the_time_of_the_rig(demo):
+    """They are not in that of this machine."""
+    assert all(50 < level["effective_tok_s"] < 230 for level in demo.levels_of_a_sweep)
+
+
+def test_a_demo_leaves_no_folder_behind(demo):
+    assert demo.leftover_folders == set()
 
 
 def summary_of(*levels, limited=False, failed=False):
