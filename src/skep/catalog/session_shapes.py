@@ -1,0 +1,260 @@
+"""Agents' sessions as a load: shapes from `session_shapes.toml`, and the sessions drawn from them.
+
+A shape says how lengths and pauses vary. A script is one session that was drawn from it, or read
+from a log: every turn with its lengths, no text. Knows nothing of clocks, prompts or engines.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from random import Random
+from statistics import NormalDist
+
+import msgspec
+
+from skep.errors import UserError
+
+_NORMAL = NormalDist()
+_TENTH_Z = _NORMAL.inv_cdf(0.9)
+# A draw is kept within these quantiles, so that no session is a hundred times the usual one.
+_LOWEST = 0.01
+_HIGHEST = 0.99
+
+
+class Varying(msgspec.Struct, frozen=True):
+    """A quantity that varies lognormally: its median, and the value that one of ten exceeds."""
+
+    median: float
+    tenth: float
+
+    def at(self, quantile: float) -> float:
+        """Return the value that so large a share of draws stays below."""
+        if self.tenth <= self.median:
+            return self.median
+        sigma = math.log(self.tenth / self.median) / _TENTH_Z
+        kept = min(_HIGHEST, max(_LOWEST, quantile))
+        return self.median * math.exp(sigma * _NORMAL.inv_cdf(kept))
+
+    def draw(self, rng: Random) -> float:
+        return self.at(rng.random())
+
+    def whole(self, rng: Random, least: int = 1) -> int:
+        return max(least, round(self.draw(rng)))
+
+
+class SessionShape(msgspec.Struct, frozen=True):
+    """How the sessions of one kind of agent look; the fields are explained in the data file."""
+
+    about: str
+    shared_tokens: int
+    first_tokens: Varying
+    turns: Varying
+    growth_tokens: Varying
+    output_tokens: Varying
+    pause_s: Varying
+    subagent_share: float
+    subagents: Varying
+    subagent_shared_tokens: int
+    subagent_turns: Varying
+    compact_share: float
+    summary_tokens: int
+    least_window_tokens: int
+    wanted_window_tokens: int
+    sources: Mapping[str, str] = {}
+    name: str = ""
+
+
+class ScriptedTurn(msgspec.Struct, frozen=True):
+    """One turn: what its prompt adds to the one before, and how long its answer is."""
+
+    new_tokens: int  # of the prompt, behind the previous answer; all but the shared ones at first
+    output_tokens: int
+    pause_s: float = 0.0  # after the previous answer, while tools run
+    # The client has compacted the conversation: only the shared beginning is as before.
+    begins_anew: bool = False
+    # They begin when this turn is answered; the next one waits for their ends.
+    subagents: tuple[SessionScript, ...] = ()
+
+
+class SessionScript(msgspec.Struct, frozen=True):
+    """One session. Those with the same `shared_name` begin with the same tokens."""
+
+    shared_name: str
+    shared_tokens: int
+    turns: tuple[ScriptedTurn, ...]
+
+    def prompts(self) -> list[int]:
+        """Return the length of each turn's prompt in tokens."""
+        lengths = []
+        held = self.shared_tokens
+        for turn in self.turns:
+            if turn.begins_anew:
+                held = self.shared_tokens
+            held += turn.new_tokens
+            lengths.append(held)
+            held += turn.output_tokens
+        return lengths
+
+    @property
+    def longest_tokens(self) -> int:
+        """The longest sequence of it, with its answer, sub-agents' among them."""
+        own = (
+            prompt + turn.output_tokens
+            for prompt, turn in zip(self.prompts(), self.turns, strict=True)
+        )
+        theirs = (child.longest_tokens for turn in self.turns for child in turn.subagents)
+        return max(max(own, default=0), max(theirs, default=0))
+
+    @property
+    def requests(self) -> int:
+        """The turns of the session and of its sub-agents."""
+        return len(self.turns) + sum(
+            child.requests for turn in self.turns for child in turn.subagents
+        )
+
+
+@cache
+def session_shapes() -> dict[str, SessionShape]:
+    """Return the shapes by name, in the order of the file."""
+    text = files("skep.catalog").joinpath("session_shapes.toml").read_text(encoding="utf-8")
+    document = tomllib.loads(text)
+    return {
+        name: msgspec.convert(fields | {"name": name}, SessionShape)
+        for name, fields in document.items()
+    }
+
+
+def find_shape(name: str) -> SessionShape:
+    shapes = session_shapes()
+    if name not in shapes:
+        raise UserError(
+            f"no shape of sessions is called `{name}`", hint=f"there are {', '.join(shapes)}"
+        )
+    return shapes[name]
+
+
+def draw_sessions(
+    shape: SessionShape, count: int, seed: int, *, window_tokens: int | None = None
+) -> list[SessionScript]:
+    """Return so many sessions of a shape: the same for the same seed, and the first of many are
+    those of few.
+
+    `window_tokens`: the longest sequence that the engine takes; sessions compact before its end.
+    Raises UserError for a window in which the shape cannot begin.
+    """
+    if window_tokens is not None:
+        check_window(shape, window_tokens)
+    return [
+        draw_session(shape, Random(f"{seed}/{number}"), window_tokens) for number in range(count)
+    ]
+
+
+def check_window(shape: SessionShape, window_tokens: int) -> None:
+    """Raise UserError where not even the first turn of a session fits."""
+    first = round(shape.first_tokens.at(_HIGHEST)) + round(shape.output_tokens.at(_HIGHEST))
+    needed = shape.shared_tokens + first
+    if window_tokens * shape.compact_share < needed:
+        raise UserError(
+            f"sessions of shape `{shape.name}` begin with up to {needed:,} tokens, "
+            f"the context is {window_tokens:,}",
+            hint="serve with a longer context, or choose `--shape small`",
+        )
+
+
+def draw_session(
+    shape: SessionShape, rng: Random, window_tokens: int | None = None
+) -> SessionScript:
+    has_subagents = rng.random() < shape.subagent_share
+    count = shape.turns.whole(rng, least=2)
+    turns = drawn_turns(shape, rng, count)
+    if has_subagents:
+        at = rng.randrange(max(1, count - 1))
+        children = tuple(
+            _draw_subagent(shape, rng, window_tokens) for _ in range(shape.subagents.whole(rng))
+        )
+        turns[at] = msgspec.structs.replace(turns[at], subagents=children)
+    script = SessionScript(shape.name, shape.shared_tokens, tuple(turns))
+    return fitted(script, shape, window_tokens)
+
+
+def _draw_subagent(shape: SessionShape, rng: Random, window_tokens: int | None) -> SessionScript:
+    turns = drawn_turns(shape, rng, shape.subagent_turns.whole(rng))
+    name = f"{shape.name} sub-agent"
+    script = SessionScript(name, shape.subagent_shared_tokens, tuple(turns))
+    return fitted(script, shape, window_tokens)
+
+
+def drawn_turns(shape: SessionShape, rng: Random, count: int) -> list[ScriptedTurn]:
+    first = ScriptedTurn(shape.first_tokens.whole(rng), shape.output_tokens.whole(rng))
+    later = [
+        ScriptedTurn(
+            new_tokens=shape.growth_tokens.whole(rng),
+            output_tokens=shape.output_tokens.whole(rng),
+            pause_s=round(shape.pause_s.draw(rng), 3),
+        )
+        for _ in range(count - 1)
+    ]
+    return [first, *later]
+
+
+def fitted(script: SessionScript, shape: SessionShape, window_tokens: int | None) -> SessionScript:
+    """Return the session as its client would hold it in a window: before a prompt would come too
+    near to its end, the conversation begins anew with a summary.
+    """
+    if window_tokens is None:
+        return script
+    limit = int(window_tokens * shape.compact_share)
+    # What a tool brings is cut where it would fill a window by itself.
+    most_new = max(1, (limit - script.shared_tokens - shape.summary_tokens) // 2)
+    turns: list[ScriptedTurn] = []
+    held = script.shared_tokens
+    for turn in script.turns:
+        new_tokens = min(turn.new_tokens, most_new)
+        output_tokens = min(turn.output_tokens, most_new)
+        is_full = bool(turns) and held + new_tokens + output_tokens > limit
+        if is_full:
+            held = script.shared_tokens
+            new_tokens = min(most_new, shape.summary_tokens + new_tokens)
+        turns.append(
+            msgspec.structs.replace(
+                turn,
+                new_tokens=new_tokens,
+                output_tokens=output_tokens,
+                begins_anew=turn.begins_anew or is_full,
+            )
+        )
+        held += new_tokens + output_tokens
+    return msgspec.structs.replace(script, turns=tuple(turns))
+
+
+class PromptTotals(msgspec.Struct, frozen=True):
+    """The prompt tokens of some sessions, and how many of them a cache of any size would hold."""
+
+    prompt_tokens: int
+    possible_tokens: int
+
+    @property
+    def possible_share(self) -> float:
+        return self.possible_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+def prompt_totals(scripts: Sequence[SessionScript]) -> PromptTotals:
+    """Return what a cache that forgets nothing could save: everything but the new tokens of each
+    turn, and each shared beginning but once.
+    """
+    prompt_tokens = 0
+    computed_tokens = 0
+    shared: dict[str, int] = {}
+    pending = list(scripts)
+    while pending:
+        script = pending.pop()
+        prompt_tokens += sum(script.prompts())
+        computed_tokens += sum(turn.new_tokens for turn in script.turns)
+        longest = max(shared.get(script.shared_name, 0), script.shared_tokens)
+        shared[script.shared_name] = longest
+        pending += [child for turn in script.turns for child in turn.subagents]
+    return PromptTotals(prompt_tokens, prompt_tokens - computed_tokens - sum(shared.values()))
