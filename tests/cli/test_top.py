@@ -5,14 +5,16 @@ control socket.
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
-from hive_client import FakeHive, rest_of, streaming
+from hive_client import FakeHive, rest_of, streaming, write_hive
 from hypothesis import given
 from hypothesis import strategies as st
 from in_process import refused
 from terminal import Terminal
 
+from commands import environment, running_skep
 from skep.errors import EngineError
 from skep.paths import user_paths
 from skep.report.hive_text import frame
@@ -150,38 +152,55 @@ def test_a_bar_draws_active_releasing_and_free_slots_and_a_sparkline_zero():
     assert sparkline((), 40) == "  max 0"
 
 
-def test_a_replica_or_lost_cluster_is_shown_as_who_knows_best_has_it():
-    """The gateway lists the replaced process, draining, beside the new one of the same name: they
-    are one line.
-    """
-    for state in ("up", "open", "half-open", "draining"):
-        assert replicas_of(reading(replicas=[served(state=state)]))[0].state == state
-    for state in ("starting", "warming", "backoff", "failed", "stopping", "stopped"):
-        (replica,) = replicas_of(reading([row(state=state)], [served(state="draining", active=1)]))
-        assert (replica.state, replica.active) == (state, 1)
-    (both,) = replicas_of(
-        reading(replicas=[served(active=2), served(active=3, releasing=1, state="draining")])
-    )
-    assert (both.state, both.active, both.releasing) == ("up", 5, 1)
-    # Fronted, not started, by skep: until it answers, its model is not known.
+@pytest.mark.parametrize("state", ["up", "open", "half-open", "draining"])
+def test_the_state_of_a_ready_replica_is_what_the_gateway_says(state):
+    assert replicas_of(reading(replicas=[served(state=state)]))[0].state == state
+
+
+@pytest.mark.parametrize(
+    "state", ["starting", "warming", "backoff", "failed", "stopping", "stopped"]
+)
+def test_the_state_of_a_replica_that_is_not_ready_is_what_the_supervisor_says(state):
+    (replica,) = replicas_of(reading([row(state=state)], [served(state="draining", active=1)]))
+    assert (replica.state, replica.active) == (state, 1)
+
+
+def test_a_replaced_process_that_drains_is_one_line_with_the_new_one_of_its_name():
+    both = [served(active=2), served(active=3, releasing=1, state="draining")]
+    (replica,) = replicas_of(reading(replicas=both))
+    assert (replica.state, replica.active, replica.releasing) == ("up", 5, 1)
+
+
+def test_a_replica_that_the_gateway_does_not_list_gets_no_requests():
     lines = lines_of(view_of(reading(replicas=[])), 100)
     assert "–/8" in line_of(lines, "m-0")
     assert "  gets no requests" in lines
-    names = [
-        replica.name
-        for replica in replicas_of(reading(replicas=[served(), served("far-0", active=1)]))
-    ]
-    assert names == ["m-0", "far-0"]
+
+
+def test_a_replica_that_only_the_gateway_knows_follows_the_started_ones():
+    replicas = replicas_of(reading(replicas=[served(), served("far-0", active=1)]))
+    assert [replica.name for replica in replicas] == ["m-0", "far-0"]
+
+
+def test_an_upstream_that_has_not_answered_is_shown_with_the_reason_and_no_model():
+    """Fronted, not started, by skep: until it answers, its model is not known."""
     far = row("far", kind="upstream", state="starting", model=None, why="refused")
     lines = lines_of(view_of(reading([far], [])), 100)
     assert line_of(lines, "far").split() == ["far", "–", "starting", "–/8", "–", "0"]
     assert "  refused" in lines
-    lines = lines_of(
-        view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)]))
-    )
+
+
+def test_the_node_of_a_replica_has_a_column():
+    lines = lines_of(view_of(reading([row(node="node-7")])))
     assert line_of(lines, "REPLICA").split()[:3] == ["REPLICA", "NODE", "MODEL"]
     assert line_of(lines, "m-0").split()[:3] == ["m-0", "node-7", "m"]
+
+
+def test_on_one_machine_there_is_no_column_of_nodes():
     assert "NODE" not in "".join(lines_of(view_of(reading())))
+
+
+def test_a_lost_cluster_is_told_and_is_no_replica():
     lost = {
         "name": "cluster",
         "kind": "cluster",
@@ -189,65 +208,102 @@ def test_a_replica_or_lost_cluster_is_shown_as_who_knows_best_has_it():
         "why": "no answer from its head",
         "restarts": None,
     }
-    assert "cluster lost: no answer from its head" in lines_of(
-        view_of(reading(rows=[row(), lost]))
-    )
-    assert [replica.name for replica in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]
+    status = reading([row(), lost])
+    assert "cluster lost: no answer from its head" in lines_of(view_of(status))
+    assert [replica.name for replica in replicas_of(status)] == ["m-0"]
+
+
+def test_a_reason_cannot_give_orders_to_the_terminal():
     assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)
 
 
-def test_tokens_a_second_are_shown_by_replica_and_in_total_queues_by_model():
+@pytest.fixture
+def busy_second():
+    """Two readings of three replicas: tokens of one, of one that begins to count, of none."""
     rows = [row(), row("m-1"), row("m-2")]
     replicas = [served(), served("m-1"), served("m-2")]
     first = reading(rows, replicas, tokens={"m-0": 100}, ended={"answered": 4})
     second = reading(
         rows, replicas, tokens={"m-0": 150, "m-1": 20}, ended={"answered": 6, "hung_up": 1}
     )
-    view = view_of(first, second)
-    rates = {
+    return view_of(first, second)
+
+
+def test_tokens_a_second_are_of_each_replica_and_in_total(busy_second):
+    assert busy_second.rates() == {
         "tok_s": 70.0,
         "requests_per_s": 3.0,
         "replicas": {"m-0": 50.0, "m-1": 20.0, "m-2": None},
     }
-    assert view.rates() == rates
-    lines = lines_of(view)
+
+
+def test_tokens_a_second_are_shown_by_replica_and_in_total(busy_second):
+    lines = lines_of(busy_second)
     assert line_of(lines, "m-0").split()[-2] == "50.0"
-    assert line_of(lines, "m-2").split()[-2] == "–"  # nobody says
+    # Nobody says how many tokens m-2 has made.
+    assert line_of(lines, "m-2").split()[-2] == "–"
     assert line_of(lines, "tokens") == "tokens    about 70.0 tok/s  █  max 70.0"
+
+
+def test_ended_requests_are_shown_by_the_second_and_by_how_they_ended(busy_second):
+    lines = lines_of(busy_second)
     assert line_of(lines, "requests").endswith("3.0/s ended")
     assert "6 answered, 0 refused, 0 broken, 1 hung up" in line_of(lines, "so far")
-    lines = lines_of(
-        view_of(reading(queues={"m": {"interactive": 0, "normal": 40, "batch": 80}})), 120
-    )
+
+
+def test_queues_are_shown_by_model_and_class():
+    queues = {"m": {"interactive": 0, "normal": 40, "batch": 80}}
+    lines = lines_of(view_of(reading(queues=queues)), 120)
     assert line_of(lines, "QUEUE").split() == ["QUEUE", "INTERACTIVE", "NORMAL", "BATCH"]
     assert line_of(lines, "m  ").split() == ["m", "0", "40", "80"]
 
 
-def test_without_a_gateway_or_a_token_so_far_nothing_is_said_to_be_zero():
+def three_readings_of_two(first_active, **tokens):
+    """Three equal readings of two replicas, the second of which is idle."""
+    replicas = [served(active=first_active), served("m-1")]
+    return view_of(*[reading([row(), row("m-1")], replicas, tokens=tokens)] * 3)
+
+
+def test_the_speed_of_who_answers_without_a_token_so_far_is_unknown():
     """Prompts are being read, or the answers are not streamed: nobody knows a speed."""
-    rows = [row(), row("m-1")]
-    replicas = [served(active=2), served("m-1")]
-    view = view_of(*[reading(rows, replicas, tokens={"m-0": 100, "m-1": 100})] * 3)
+    view = three_readings_of_two(2, **{"m-0": 100, "m-1": 100})
     assert view.rates()["tok_s"] is None
     assert view.rates()["replicas"] == {"m-0": None, "m-1": 0.0}
-    lines = lines_of(view)
+
+
+def test_an_unknown_speed_is_shown_as_a_dash():
+    lines = lines_of(three_readings_of_two(2, **{"m-0": 100, "m-1": 100}))
     assert line_of(lines, "tokens").startswith("tokens    – tok/s")
     assert "– none yet" in lines[-1]
-    idle = view_of(*[reading(rows, [served(), served("m-1")], tokens={"m-0": 100})] * 3)
-    assert idle.rates()["tok_s"] == 0.0
-    without_the_other = reading([row()], tokens={"m-0": 5})
-    without_the_other["rows"][-1] |= {
+
+
+def test_the_speed_of_who_is_idle_is_zero():
+    assert three_readings_of_two(0, **{"m-0": 100}).rates()["tok_s"] == 0.0
+
+
+@pytest.fixture
+def gateway_ended():
+    """A reading before the gateway ended, and one after."""
+    status = reading(tokens={"m-0": 5})
+    status["rows"][-1] |= {
         "state": "starting",
         "restarts": 1,
         "why": "the gateway ended with code -9",
     }
-    view = view_of(reading(tokens={"m-0": 5}), {**without_the_other, "gateway": {}})
-    lines = lines_of(view)
+    return view_of(reading(tokens={"m-0": 5}), {**status, "gateway": {}})
+
+
+def test_a_gateway_that_ended_is_told_with_the_reason(gateway_ended):
+    lines = lines_of(gateway_ended)
     assert "gateway starting, restarts 1: the gateway ended with code -9" in lines
     assert "the gateway reports no figures" in lines
+
+
+def test_without_a_gateway_no_figure_is_said_to_be_zero(gateway_ended):
+    lines = lines_of(gateway_ended)
     assert line_of(lines, "requests") == "requests  – in flight, – queued, –/s ended"
     assert line_of(lines, "m-0").split() == ["m-0", "m", "ready", "–/8", "–", "0"]
-    assert view.rates() == {"tok_s": None, "requests_per_s": None, "replicas": {}}
+    assert gateway_ended.rates() == {"tok_s": None, "requests_per_s": None, "replicas": {}}
 
 
 LONG = "Qwen3-30B-A3B-Instruct-2507-GGUF-Q4_K_M"
@@ -371,13 +427,16 @@ def test_top_says_when_the_hive_goes_down_and_respects_no_color(control, termina
     assert page.left() == 0
 
 
-def test_without_a_terminal_one_frame_is_printed_and_json_has_the_rates(control, skep):
+def test_without_a_terminal_one_frame_of_two_readings_is_printed(control, skep):
     lines = skep("top", check=0).stdout.splitlines()
     assert control.asked == 2
     assert "http://127.0.0.1:8400  ready  up " in lines[0]
     assert line_of(lines, "m-0").split() == ["m-0", "m", "up", "███·····", "3/8", "–", "0"]
     assert "q quits" not in lines[-1]
     assert all("\x1b" not in line for line in lines)
+
+
+def test_the_document_of_top_is_the_status_with_the_rates(control, skep):
     document = json.loads(skep("top", "--json", check=0).stdout)
     assert document.pop("rates") == {
         "tok_s": None,
@@ -394,26 +453,42 @@ def test_top_without_a_hive_or_with_a_wrong_period_is_one_line(paths):
     assert refused("top", "--every", "often").startswith("`often` is not a duration")
 
 
-def test_top_of_a_real_hive_with_an_answer_under_way(skep, configure, up):
-    configure({"extra": ["--token-ms=50"]})
-    url = up()["url"]
+@pytest.fixture(scope="module")
+def real_top(tmp_path_factory):
+    """The document and the frame of a hive that has given one answer and is giving another."""
+    folder = tmp_path_factory.mktemp("real-top")
+    write_hive(folder, {"extra": ["--token-ms=50"]})
     counted = {"stream_options": {"include_usage": True}}
-    with streaming(url, max_tokens=3, **counted) as short:
-        rest_of(short, b"")
-    with streaming(url, max_tokens=4000, **counted) as long:
-        long.recv(1000)
-        status = json.loads(skep("top", "--json", check=0).stdout)
-        frame = skep("top", "--once", check=0, PYTHONIOENCODING="ascii:strict").stdout.splitlines()
-    assert status["gateway"]["tokens"]["fake-model-0"] > 3
-    assert status["gateway"]["ended"] == {"answered": 1}
-    rates = status["rates"]
+    with running_skep(environment(folder), folder) as skep:
+        url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+        with streaming(url, max_tokens=3, **counted) as short:
+            rest_of(short, b"")
+        with streaming(url, max_tokens=4000, **counted) as long:
+            long.recv(1000)
+            document = json.loads(skep("top", "--json", check=0).stdout)
+            ascii_only = {"PYTHONIOENCODING": "ascii:strict"}
+            lines = skep("top", "--once", check=0, **ascii_only).stdout.splitlines()
+    return SimpleNamespace(document=document, lines=lines)
+
+
+def test_the_document_of_a_real_hive_counts_tokens_and_ended_answers(real_top):
+    gateway = real_top.document["gateway"]
+    assert gateway["tokens"]["fake-model-0"] > 3
+    assert gateway["ended"] == {"answered": 1}
+
+
+def test_the_rates_of_a_real_hive_are_those_of_the_answer_under_way(real_top):
+    rates = real_top.document["rates"]
     assert 0 < rates["tok_s"] < 40
     assert rates == {
         "tok_s": rates["tok_s"],
         "requests_per_s": 0.0,
         "replicas": {"fake-model-0": rates["tok_s"]},
     }
-    *columns, speed, restarts, mark = line_of(frame, "fake-model-0").split()
+
+
+def test_the_frame_of_a_real_hive_shows_the_slot_and_the_speed_of_its_replica(real_top):
+    *columns, speed, restarts, mark = line_of(real_top.lines, "fake-model-0").split()
     assert (*columns, restarts, mark) == (
         "fake-model-0",
         "fake-model",
@@ -424,5 +499,8 @@ def test_top_of_a_real_hive_with_an_answer_under_way(skep, configure, up):
         "simulated",
     )
     assert 0 < float(speed) < 40
-    assert line_of(frame, "tokens").startswith(f"tokens    about {speed} tok/s")
-    assert line_of(frame, "requests").startswith("requests  1 in flight, 0 queued")
+    assert line_of(real_top.lines, "tokens").startswith(f"tokens    about {speed} tok/s")
+
+
+def test_the_frame_of_a_real_hive_counts_the_requests_in_flight(real_top):
+    assert line_of(real_top.lines, "requests").startswith("requests  1 in flight, 0 queued")
