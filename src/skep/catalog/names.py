@@ -30,7 +30,8 @@ _DATED = re.compile(r"(?:2[3-9](?:0[1-9]|1[0-2])|v[0-9](?:[._][0-9])?)")  # -250
 @lru_cache(maxsize=4096)
 def squeeze(name: str) -> str:
     """Return a name without what does not count: case, spaces, dashes, underscores and dots."""
-    letters = [letter for letter in name.casefold() if letter.isalnum() or letter in "+/"]
+    folded = name.casefold()
+    letters = [letter for letter in folded if letter.isalnum() or letter in "+/"]
     return "".join(letters)
 
 
@@ -41,41 +42,52 @@ def model_spellings(name: str) -> tuple[str, ...]:
     text = name.strip().casefold()
     spellings_found = [squeeze(text)]
     is_path = text.startswith((".", "/", "~"))
-    if text.count("/") == 1 and not is_path:
+    has_owner = text.count("/") == 1 and not is_path
+    if has_owner:
         text = text.partition("/")[2]
         spellings_found.append(squeeze(text))
     words = _words(text)
     while len(words) > 1 and _is_ending(words[-1]):
         words.pop()
-        spellings_found.append(squeeze("-".join(words)))
+        shorter = "-".join(words)
+        spellings_found.append(squeeze(shorter))
     return _distinct(spellings_found)
 
 
 def _is_ending(word: str) -> bool:
-    return word in _ENDINGS or _DATED.fullmatch(word) is not None
+    if word in _ENDINGS:
+        return True
+    return _DATED.fullmatch(word) is not None
 
 
 def device_spellings(name: str) -> tuple[str, ...]:
     """Return the name as it is, without the vendor's words, with a family's word that people leave
     out.
     """
-    words = _words(_TRADEMARKS.sub(" ", name.casefold()))
-    of_card = [word for word in words if word not in _VENDORS]
-    of_family = [word for word in words if word not in _VENDORS or word in _FAMILIES]
-    bare = "-".join(of_card)
-    texts = ["-".join(words), "-".join(of_family), bare]
-    texts += [f"{family}-{bare}" for family in _FAMILIES]
+    unmarked = _TRADEMARKS.sub(" ", name.casefold())
+    words = _words(unmarked)
+    words_of_card = [word for word in words if word not in _VENDORS]
+    words_of_family = [word for word in words if word not in _VENDORS or word in _FAMILIES]
+    card = "-".join(words_of_card)
+    texts = [
+        "-".join(words),
+        "-".join(words_of_family),
+        card,
+        *(f"{family}-{card}" for family in _FAMILIES),
+    ]
     return _distinct(map(squeeze, texts))
 
 
 def split_memory(name: str) -> tuple[str, float | None]:
     """Return a name without its memory, and that: `Apple M4 24GB` is `Apple M4` and 24."""
-    stripped = name.strip()
-    match = _MEMORY.search(name.casefold().strip())
+    folded = name.casefold().strip()
+    match = _MEMORY.search(folded)
     if match is None:
         return name, None
-    shorter = stripped[: match.start()].strip(" -_")
-    return shorter, float(match.group(1))
+    before_memory = name.strip()[: match.start()]
+    shorter = before_memory.strip(" -_")
+    memory_gib = float(match.group(1))
+    return shorter, memory_gib
 
 
 def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> tuple[str, ...]:
@@ -88,40 +100,45 @@ def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> t
         close += [text for text in spelled if squeezed in text]
     if not close:  # better a far one than none, as long as something of it is alike
         close = get_close_matches(squeezed, spelled, n=count, cutoff=0.4)
-    entries = dict.fromkeys(spelled[text] for text in close)
-    return tuple(entries)[:count]
+    entries = _distinct(spelled[text] for text in close)
+    return entries[:count]
 
 
 def begun_names(name: str, spelled: Mapping[str, str]) -> tuple[str, ...]:
     """Return the entries that a short name begins, else those that have all of its words: `llama`,
     `ministral-14b`.
     """
-    squeezed = squeeze(name)
-    begun = [entry for text, entry in spelled.items() if squeezed and text.startswith(squeezed)]
+    start = squeeze(name)
+    begun = [entry for text, entry in spelled.items() if start and text.startswith(start)]
     if begun:
-        return tuple(dict.fromkeys(begun))
-    words = {squeeze(word) for word in _words(name)}
-    holding = [
-        entry
-        for entry in spelled.values()
-        if words and words <= {squeeze(word) for word in _words(entry)}
-    ]
-    return tuple(dict.fromkeys(holding))
+        return _distinct(begun)
+    words = _squeezed_words(name)
+    if not words:
+        return ()
+    holding = [entry for entry in spelled.values() if words <= _squeezed_words(entry)]
+    return _distinct(holding)
+
+
+def _squeezed_words(name: str) -> set[str]:
+    return {squeeze(word) for word in _words(name)}
 
 
 def _words(name: str) -> list[str]:
-    return [word for word in re.split(r"[\s_-]+", name.casefold()) if word]
+    parts = re.split(r"[\s_-]+", name.casefold())
+    return [part for part in parts if part]
 
 
 def did_you_mean(names: Iterable[str], otherwise: str) -> str:
-    quoted = [f"`{name}`" for name in names]
-    if quoted:
-        return f"did you mean {' or '.join(quoted)}?"
+    choices = " or ".join(f"`{name}`" for name in names)
+    if choices:
+        return f"did you mean {choices}?"
     return otherwise
 
 
-def _distinct(spellings: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for text in spellings if text))
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Return each name once, without empty ones."""
+    unique = dict.fromkeys(names)
+    return tuple(name for name in unique if name)
 
 
 @lru_cache(maxsize=8)
@@ -129,11 +146,14 @@ def table_texts(file_name: str) -> Mapping[str, str]:
     """Return the text of each table by its name, in the order of the file."""
     from importlib.resources import files
 
-    text = files("skep.catalog").joinpath(file_name).read_text(encoding="utf-8")
+    file = files("skep.catalog").joinpath(file_name)
+    text = file.read_text(encoding="utf-8")
     tables = {}
-    for part in ("\n" + text).split("\n[")[1:]:
-        name, _, body = part.partition("]\n")
-        tables[name.strip('"')] = body
+    _, *parts = f"\n{text}".split("\n[")
+    for part in parts:
+        head, _, body = part.partition("]\n")
+        name = head.strip('"')
+        tables[name] = body
     return tables
 
 
@@ -142,21 +162,20 @@ def recipe_texts() -> Mapping[str, str]:
     """Return the text of each shipped preset by its name."""
     from importlib.resources import files
 
-    entries = {
-        entry.name.removesuffix(".toml"): entry
-        for entry in files("skep.catalog").joinpath("recipes").iterdir()
-    }
-    return {
-        name: entries[name].read_text(encoding="utf-8")
-        for name in sorted(entries)
-        if entries[name].name != name
-    }
+    folder = files("skep.catalog").joinpath("recipes")
+    texts: dict[str, str] = {}
+    for entry in folder.iterdir():
+        name = entry.name.removesuffix(".toml")
+        if name != entry.name:
+            texts[name] = entry.read_text(encoding="utf-8")
+    return dict(sorted(texts.items()))
 
 
 def table(file_name: str, name: str) -> Mapping[str, Any]:
     import tomllib
 
-    return tomllib.loads(table_texts(file_name)[name])
+    text = table_texts(file_name)[name]
+    return tomllib.loads(text)
 
 
 @lru_cache(maxsize=8)
@@ -167,21 +186,20 @@ def spellings(file_name: str) -> Mapping[str, str]:
     import tomllib
 
     starts = ("title = ", "aliases = ")
-    texts = (
-        "\n".join(
-            [f'["{name}"]', *(line for line in body.splitlines() if line.startswith(starts))]
-        )
-        for name, body in table_texts(file_name).items()
-    )
-    document = tomllib.loads("\n".join(texts))
-    called = (
-        (name, alias)
-        for name, entry in document.items()
-        for alias in (*entry.get("aliases", ()), entry["title"])
-    )
-    return {squeeze(alias): name for name, alias in called} | {
-        squeeze(name): name for name in document
-    }
+    lines: list[str] = []
+    for name, body in table_texts(file_name).items():
+        lines.append(f'["{name}"]')
+        lines += [line for line in body.splitlines() if line.startswith(starts)]
+    document = tomllib.loads("\n".join(lines))
+    spelled: dict[str, str] = {}
+    for name, entry in document.items():
+        for alias in entry.get("aliases", ()):
+            spelled[squeeze(alias)] = name
+        title = squeeze(entry["title"])
+        spelled[title] = name
+    for name in document:
+        spelled[squeeze(name)] = name
+    return spelled
 
 
 def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
@@ -190,8 +208,11 @@ def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
     Where that is an id itself, no alias is read.
     """
     ids = {squeeze(name): name for name in table_texts(file_name)}
-    if spelled and spelled[0] in ids:
-        return ids[spelled[0]]
+    if not spelled:
+        return None
+    literal = spelled[0]
+    if literal in ids:
+        return ids[literal]
     names = spellings(file_name)
     for spelling in spelled:
         if spelling in names:

@@ -26,21 +26,31 @@ class JsonValue:
         self.members: dict[str, tuple[int, JsonValue]] | None = None
         self.trailing_comma: int | None = None  # where it stands
 
+    def member(self, key: str) -> JsonValue | None:
+        """Return the value of a key; None: this is no object, or it has no such key."""
+        if self.members is None or key not in self.members:
+            return None
+        _, member = self.members[key]
+        return member
+
 
 def parse_json(text: str) -> Any:
     return _read(text).value
 
 
 def _read(text: str) -> JsonValue:
-    place = _skip(text, 1 if text.startswith("\ufeff") else 0)
+    mark_length = 1 if text.startswith("\ufeff") else 0
+    place = _skip(text, mark_length)
     root = _read_value(text, place)
-    if _skip(text, root.end) != len(text):
+    end = _skip(text, root.end)
+    if end != len(text):
         raise _error_at(text, root.end, "more than one value")
     return root
 
 
 def _error_at(text: str, place: int, message: str) -> ValueError:
-    line = text.count("\n", 0, place) + 1
+    lines_above = text.count("\n", 0, place)
+    line = lines_above + 1
     return ValueError(f"line {line}: {message}")
 
 
@@ -86,12 +96,14 @@ def _read_scalar(text: str, node: JsonValue) -> None:
     try:
         node.value = json.loads(scalar.group())
     except ValueError:
-        raise _error_at(text, node.start, f"`{scalar.group()[:40]}` is no value") from None
+        word = scalar.group()[:40]
+        raise _error_at(text, node.start, f"`{word}` is no value") from None
 
 
 def _read_string(text: str, place: int) -> tuple[str, int]:
     try:
-        value, end = json.JSONDecoder().raw_decode(text, place)
+        decoder = json.JSONDecoder()
+        value, end = decoder.raw_decode(text, place)
     except ValueError:
         raise _error_at(text, place, "a string does not end") from None
     return value, end
@@ -109,7 +121,8 @@ def _read_object(text: str, node: JsonValue) -> None:
         place = _skip(text, place)
         if not text.startswith(":", place):
             raise _error_at(text, place, "a colon is missing")
-        member = _read_value(text, _skip(text, place + 1))
+        place = _skip(text, place + 1)
+        member = _read_value(text, place)
         node.value[key] = member.value
         node.members[key] = (begin, member)
         place = _after_part(text, node, member.end, "}")
@@ -144,16 +157,22 @@ def set_member(text: str, path: Sequence[str], value: Any) -> str:
         text = "{}\n"
     inner = _read(text)
     rest = list(path)
-    while rest and inner.members is not None and rest[0] in inner.members:
-        inner = inner.members[rest.pop(0)][1]
+    while rest:
+        member = inner.member(rest[0])
+        if member is None:
+            break
+        inner = member
+        rest.pop(0)
     if not rest:
-        replacement = _written(value, _indent_at(text, inner.start))
+        indent = _indent_at(text, inner.start)
+        replacement = _written(value, indent)
         return _replaced(text, inner.start, inner.end, replacement)
     if inner.members is None:
         raise ValueError("no object to put it in")
-    for key in reversed(rest[1:]):
+    new_key, *keys_within = rest
+    for key in reversed(keys_within):
         value = {key: value}
-    return _with_member(text, inner, rest[0], value)
+    return _with_member(text, inner, new_key, value)
 
 
 def _with_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
@@ -161,15 +180,17 @@ def _with_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
     assert inner.members is not None
     if not inner.members:
         return _with_first_member(text, inner, key, value)
-    begin, last = [*inner.members.values()][-1]
+    members = list(inner.members.values())
+    begin, last = members[-1]
     indent = _indent_at(text, begin)
     member = _written_member(key, value, indent)
-    has_own_line = _line_before(text, begin).strip() == ""
+    line = _line_before(text, begin)
+    has_own_line = not line.strip()
     gap = f"\n{indent}" if has_own_line else " "
     if inner.trailing_comma is None:
-        return _replaced(text, last.end, last.end, f",{gap}{member}")
+        return _inserted(text, last.end, f",{gap}{member}")
     place = inner.trailing_comma + 1
-    return _replaced(text, place, place, f"{gap}{member},")
+    return _inserted(text, place, f"{gap}{member},")
 
 
 def _with_first_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
@@ -179,7 +200,8 @@ def _with_first_member(text: str, inner: JsonValue, key: str, value: Any) -> str
     end = inner.end - 1
     comments = text[begin:end].rstrip()
     member = _written_member(key, value, indent)
-    return _replaced(text, begin, end, f"{comments}\n{indent}{member}\n{outer_indent}")
+    content = f"{comments}\n{indent}{member}\n{outer_indent}"
+    return _replaced(text, begin, end, content)
 
 
 def remove_member(text: str, path: Sequence[str]) -> str:
@@ -188,10 +210,10 @@ def remove_member(text: str, path: Sequence[str]) -> str:
     """
     nodes = [_read(text)]
     for key in path:
-        members = nodes[-1].members
-        if members is None or key not in members:
+        member = nodes[-1].member(key)
+        if member is None:
             return text
-        nodes.append(members[key][1])
+        nodes.append(member)
     depth = len(path) - 1
     while depth > 0 and len(nodes[depth].value) == 1:
         depth -= 1
@@ -199,28 +221,40 @@ def remove_member(text: str, path: Sequence[str]) -> str:
 
 
 def _without_member(text: str, inner: JsonValue, key: str) -> str:
+    """Return the text without a member of an object; the last one takes the comma before it
+    along.
+    """
     assert inner.members is not None
-    keys = [*inner.members]
+    keys = list(inner.members)
     if len(keys) == 1:
         return _replaced(text, inner.start, inner.end, "{}")
-    place = keys.index(key)
     begin, member = inner.members[key]
-    if place + 1 < len(keys):
-        next_begin, _ = inner.members[keys[place + 1]]
+    place = keys.index(key)
+    is_last = place == len(keys) - 1
+    if not is_last:
+        next_key = keys[place + 1]
+        next_begin, _ = inner.members[next_key]
         return _replaced(text, begin, next_begin, "")
-    _, before = inner.members[keys[place - 1]]
-    return _replaced(text, before.end, member.end, "")
+    previous_key = keys[place - 1]
+    _, previous = inner.members[previous_key]
+    return _replaced(text, previous.end, member.end, "")
+
+
+def _inserted(text: str, place: int, addition: str) -> str:
+    return _replaced(text, place, place, addition)
 
 
 def _replaced(text: str, begin: int, end: int, replacement: str) -> str:
-    return text[:begin] + replacement + text[end:]
+    before = text[:begin]
+    after = text[end:]
+    return before + replacement + after
 
 
 def _indent_at(text: str, place: int) -> str:
     """Return the blanks at the beginning of the line."""
     line = _line_before(text, place)
-    length = len(line) - len(line.lstrip(" \t"))
-    return line[:length]
+    content = line.lstrip(" \t")
+    return line.removesuffix(content)
 
 
 def _line_before(text: str, place: int) -> str:
@@ -230,8 +264,11 @@ def _line_before(text: str, place: int) -> str:
 
 
 def _written_member(key: str, value: Any, indent: str) -> str:
-    return f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
+    written_key = json.dumps(key, ensure_ascii=False)
+    written_value = _written(value, indent)
+    return f"{written_key}: {written_value}"
 
 
 def _written(value: Any, indent: str) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", f"\n{indent}")
+    lines = json.dumps(value, indent=2, ensure_ascii=False)
+    return lines.replace("\n", f"\n{indent}")

@@ -43,6 +43,7 @@ class ClientStart(msgspec.Struct, frozen=True):
             write_secret(Path(path), text)
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of the client's process: those of `env`, then its own."""
         inherited = {name: value for name, value in env.items() if name not in self.unset}
         return {**inherited, **self.env}
 
@@ -96,13 +97,16 @@ def _own_text(
     file: OwnFile, values: dict[str, Any], facts: EndpointFacts, env: Mapping[str, str]
 ) -> str:
     """Return what a file of skep's own holds: its values over those of the user's file."""
-    content = filled(file.values, facts) if file.values else values
+    content = values
+    if file.values:
+        content = filled(file.values, facts)
     if file.extends:
         user_path = first_path(file.extends, env)
         if user_path.exists():
             user_values = parsed(read_user_text(user_path), "json", str(user_path))
             content = merged(user_values, content)
-    return file.wrap.replace("{json}", json.dumps(content, indent=2))
+    text = json.dumps(content, indent=2)
+    return file.wrap.replace("{json}", text)
 
 
 def shell_lines(start: ClientStart, arguments: tuple[str, ...], key_variable: str) -> list[str]:
@@ -119,7 +123,8 @@ def shell_lines(start: ClientStart, arguments: tuple[str, ...], key_variable: st
     for name, value in start.env.items():
         lines.append(f"export {name}={_quoted(value, key_variable)}")
     command = (start.program, *start.args, *arguments)
-    lines.append(" ".join(_quoted(word, key_variable) for word in command))
+    words = [_quoted(word, key_variable) for word in command]
+    lines.append(" ".join(words))
     return lines
 
 
