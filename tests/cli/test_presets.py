@@ -91,9 +91,9 @@ def test_the_list_as_json_has_exactly_its_keys_and_the_page_the_list_of_the_file
     assert page.read_text().endswith(markdown_table(IN_DOCS, list(shipped_presets().values())))
 
 
-def test_one_preset_is_shown_with_all_it_wants_and_what_its_source_does_not_say():
-    out = run("show", NAME).out
-    for words in (
+@pytest.mark.parametrize(
+    "words",
+    [
         "2x rtx-3090, pcie",
         "Lorbus/Qwen3.6-27B-int4-AutoRound",
         "the Genesis patches",
@@ -106,24 +106,47 @@ def test_one_preset_is_shown_with_all_it_wants_and_what_its_source_does_not_say(
         f"skep up {NAME}",
         f"skep export {NAME} --as docker",
         "skep bench sweep -c 1,2,4,8 --prompt-tokens 1024 --output-tokens 1024 --fixed-output\n",
-    ):
-        assert words in out, words
+    ],
+)
+def test_a_preset_is_shown_with_what_it_needs_and_gives_and_how_to_start_it(words):
+    assert words in run("show", NAME).out
+
+
+def test_a_preset_as_json_has_its_slots_its_marks_and_how_to_start_it():
     document = run("show", NAME, "--json").json
     assert (document["capacity"], document["own"], document["stand_in"]) == (4, False, False)
+    assert document["next"][0] == f"skep up {NAME}"
+
+
+def test_a_preset_as_json_has_its_options_environment_and_container():
+    document = run("show", NAME, "--json").json
     assert document["options"]["draft"] == {"method": "mtp", "depth": 3, "model": None}
     assert document["env"]["NCCL_P2P_DISABLE"] == "1"
     assert document["container"]["before"][1] == "python3 -m vllm._genesis.patches.apply_all"
-    assert document["next"][0] == f"skep up {NAME}"
-    # Which checkpoint, which clock, which version.
-    stand_in = run("show", "gemma-4-31b-4x3090").out
-    assert "chosen by skep: the author names none" in stand_in
+
+
+def test_a_checkpoint_that_the_source_does_not_name_is_marked_as_chosen_by_skep():
+    page = run("show", "gemma-4-31b-4x3090").out
+    assert "chosen by skep: the author names none" in page
     assert (
         "\nThe source does not name its checkpoint: skep uses "
         "cyankiwi/gemma-4-31B-it-AWQ-4bit in its place."
-    ) in stand_in
-    assert "lengths not said; the engine's clock; version 0.19.1" in stand_in
-    assert "clock not said; version not said" in run("show", "qwen-27b-b70").out
-    assert "; the client's clock; version 0.19.2 / dev205" in run("show", NAME).out
+    ) in page
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gemma-4-31b-4x3090", "lengths not said; the engine's clock; version 0.19.1"),
+        ("qwen-27b-b70", "clock not said; version not said"),
+        (NAME, "; the client's clock; version 0.19.2 / dev205"),
+    ],
+)
+def test_published_figures_say_their_clock_and_version_or_that_the_source_does_not(name, words):
+    assert words in run("show", name).out
+
+
+def test_a_clock_that_the_source_does_not_say_is_null_and_noted_in_the_document():
     (figure,) = (
         row["published"][0] for row in run("--json").json if row["name"] == "qwen-27b-b70"
     )
@@ -131,23 +154,51 @@ def test_one_preset_is_shown_with_all_it_wants_and_what_its_source_does_not_say(
     assert figure["clock"] is None
 
 
-def test_a_copy_of_ones_own_is_listed_as_such_is_valid_and_never_overwritten(folder, tmp_path):
-    path = Path(run("new", "my-27b", "--from", NAME).out.strip())
-    assert path == folder / "my-27b.toml"
-    assert path.read_text().startswith(f"# Copied from `{NAME}`")
+@pytest.fixture
+def copy(paths):
+    """The file of a preset of one's own, copied from one that is shipped."""
+    return Path(run("new", "my-27b", "--from", NAME).out.strip())
+
+
+def test_a_copy_is_written_into_the_folder_of_own_presets_and_names_its_origin(folder, copy):
+    assert copy == folder / "my-27b.toml"
+    assert copy.read_text().startswith(f"# Copied from `{NAME}`")
+
+
+def test_a_preset_of_ones_own_is_listed_and_shown_as_such(copy):
     assert "my-27b (own)" in run().out
-    assert f"Your own, from {path}" in run("show", "my-27b").out
-    path.write_text(path.read_text().replace("slots = 2", "slots = 3"))
+    assert f"Your own, from {copy}" in run("show", "my-27b").out
+
+
+@pytest.fixture
+def edited(copy):
+    copy.write_text(copy.read_text().replace("slots = 2", "slots = 3"))
+    return copy
+
+
+def test_a_copy_does_not_overwrite_a_preset_of_ones_own(edited):
     assert "already exists" in refused("presets", "new", "my-27b", "--from", "gemma-4-31b-2x3090")
-    assert "slots = 3" in path.read_text()
+    assert "slots = 3" in edited.read_text()
+
+
+@pytest.mark.usefixtures("edited")
+def test_a_preset_of_ones_own_can_be_copied():
     assert "slots = 3" in Path(run("new", "another", "--from", "my-27b").out.strip()).read_text()
-    assert "is not a valid preset name" in refused(
-        "presets", "new", "../elsewhere", "--from", NAME
-    )
-    shutil.copy(path, tmp_path / "elsewhere.toml")
+
+
+def test_the_name_of_a_copy_is_no_path():
+    message = refused("presets", "new", "../elsewhere", "--from", NAME)
+    assert "is not a valid preset name" in message
+
+
+def test_a_file_in_another_folder_is_checked_and_its_place_is_told(edited, tmp_path):
+    shutil.copy(edited, tmp_path / "elsewhere.toml")
     checked = run("check", tmp_path / "elsewhere.toml")
     assert "is a valid preset" in checked.out
     assert "put it into" in checked.err
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name():
     message = refused("presets", "show", "gemma-4-31b-4x3091")
     assert "no preset is called `gemma-4-31b-4x3091`" in message
     assert "`gemma-4-31b-4x3090`" in message
