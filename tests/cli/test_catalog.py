@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from in_process import call, refused
+from installation import installation
 
 DATA = Path(__file__).parent.parent / "data"
 pytestmark = pytest.mark.usefixtures("paths")
@@ -25,23 +26,30 @@ def test_the_list_is_a_table_with_every_name_and_one_document(kind, name, count)
     assert done.err == ""
 
 
-def test_a_card_shows_every_value_with_its_source_and_a_model_its_parts():
+def test_a_card_shows_every_value_with_its_source():
     done = call("catalog", "gpus", "NVIDIA GeForce RTX 3090", check=0)
     (bandwidth,) = (
         line.split() for line in done.out.splitlines() if line.startswith("bandwidth_gbs")
     )
     assert bandwidth[1:3] == ["936", "A"]
     assert len(bandwidth) > 3
+
+
+def test_the_document_of_a_card_has_its_memory_formats_and_sources():
     document = call("catalog", "gpus", "rtx-3090", "--json", check=0).json
-    assert (document["id"], document["memory_gib"], document["formats"]) == (
-        "rtx-3090",
-        24,
-        ["fp16", "bf16", "int8"],
-    )
+    assert (document["id"], document["memory_gib"]) == ("rtx-3090", 24)
+    assert document["formats"] == ["fp16", "bf16", "int8"]
     assert document["origins"]["nvlink_gbs"]["confidence"] == "A"
-    done = call("catalog", "models", "qwen3.6 27b", check=0)
-    for words in ("linear_layers", "65,536 B", "146.8 MiB", "AWQ 4-bit", "vision"):
-        assert words in done.out, words
+
+
+@pytest.mark.parametrize(
+    "words", ["linear_layers", "65,536 B", "146.8 MiB", "AWQ 4-bit", "vision"]
+)
+def test_a_model_shows_its_layers_memory_quantizations_and_abilities(words):
+    assert words in call("catalog", "models", "qwen3.6 27b", check=0).out
+
+
+def test_the_document_of_a_model_has_its_bytes_and_its_parts():
     document = call("catalog", "models", "qwen3.6-27b", "--json", check=0).json
     assert (document["kv_bytes_per_token"], document["state_bytes"]) == (65536, 153944064)
     assert 15e9 < document["weights_bytes"]["awq"] < 22e9
@@ -71,13 +79,13 @@ def test_an_unknown_name_is_one_line_and_the_nearest_names(kind, typed, near):
     assert (typed in message, f"`{near}`" in hint) == (True, True)
 
 
-@pytest.fixture
-def few(tmp_path):
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
     """Every 20th row of the published points."""
+    path = tmp_path_factory.mktemp("points") / "few.csv"
     with (DATA / "published_points.csv").open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)[::20]
-        path = tmp_path / "few.csv"
         with path.open("w", newline="", encoding="utf-8") as out:
             writer = csv.DictWriter(out, reader.fieldnames)
             writer.writeheader()
@@ -85,17 +93,40 @@ def few(tmp_path):
     return path
 
 
-def test_a_validation_has_every_row_either_predicted_or_named_and_says_how_far_off(few):
-    json = call("validate", few, "--json", check=0).json
-    assert json["rows"] == json["predicted"] + len(json["unpredicted"]) == 46
-    assert json["predicted"] == len(json["points"])
-    assert 0 < json["median_ape"] < json["p90_ape"]
-    assert set(json["groups"]) == {"C=1", "C>1"}
-    assert sum(source["rows"] for source in json["sources"].values()) == json["predicted"]
-    for point in json["points"]:
+@pytest.fixture(scope="module")
+def validation(few, tmp_path_factory):
+    """The document of a validation."""
+    with installation(tmp_path_factory.mktemp("validation")):
+        return call("validate", few, "--json", check=0).json
+
+
+def test_every_row_of_a_validation_is_either_predicted_or_named(validation):
+    assert validation["rows"] == 46
+    assert validation["predicted"] + len(validation["unpredicted"]) == 46
+    assert validation["predicted"] == len(validation["points"])
+
+
+def test_a_row_that_is_not_predicted_has_its_reason(validation):
+    assert all(set(entry) == {"row", "why"} for entry in validation["unpredicted"])
+
+
+def test_a_validation_says_how_far_off_the_predictions_are(validation):
+    assert 0 < validation["median_ape"] < validation["p90_ape"]
+
+
+def test_a_validation_groups_its_rows_by_concurrency_and_by_source(validation):
+    assert set(validation["groups"]) == {"C=1", "C>1"}
+    rows_of_sources = [source["rows"] for source in validation["sources"].values()]
+    assert sum(rows_of_sources) == validation["predicted"]
+
+
+def test_each_prediction_of_a_validation_stands_inside_its_interval(validation):
+    for point in validation["points"]:
         assert point["low"] < point["predicted"] < point["high"]
         assert point["published"] > 0
-    assert all(set(entry) == {"row", "why"} for entry in json["unpredicted"])
+
+
+def test_a_validation_prints_its_groups_and_sources_and_names_what_it_leaves_out(few):
     done = call("validate", few, check=0)
     assert "rows predicted" in done.err
     assert "not predicted, quant" in done.err
