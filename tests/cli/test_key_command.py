@@ -59,16 +59,28 @@ def names(path):
     return [spec.name for spec in read_keys(path)]
 
 
-def test_a_key_is_printed_once_and_only_its_digest_kept_for_its_owner_alone(path):
-    done = key("add", "ci", "--class", "batch", "--max-concurrent", 4, "--rate", "60/m")
+def test_a_new_key_is_the_only_line_on_standard_output(path):
+    done = key("add", "ci")
     (secret,) = done.out.splitlines()
     assert secret.startswith("sk-skep-")
     assert len(secret) == 40
-    assert "`skep replica reload`" in done.err
     assert secret not in done.err
-    assert secret not in path.read_text()
+
+
+def test_adding_a_key_names_the_command_that_brings_it_into_use(path):
+    assert "`skep replica reload`" in key("add", "ci").err
+
+
+def test_the_file_of_keys_is_for_its_owner_alone(path):
+    key("add", "ci")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_only_the_digest_of_a_key_is_kept_with_its_limits(path):
+    done = key("add", "ci", "--class", "batch", "--max-concurrent", 4, "--rate", "60/m")
+    (secret,) = done.out.splitlines()
+    assert secret not in path.read_text()
     spec = KeyRing(read_keys(path)).find(secret.encode())
     assert (spec.name, spec.priority, spec.max_concurrent, spec.rate) == ("ci", "batch", 4, "60/m")
 
