@@ -68,47 +68,56 @@ def probed(series, name, at, speed=80.0, outcome=ProbeOutcome.DONE, **fields):
     series.append_probe(probe, samples)
 
 
-def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
-    add = (
-        "add",
-        "box",
-        "--url",
-        engine.url,
-        "--every",
-        "30m",
-        "-c",
-        "4",
-        "--no-long",
-        "--slower",
-        "5%",
-    )
-    err = monitor(*add, check=0).err
-    for words in ("fake-model", "every 30 min (short 64, c4)", "starts probing"):
-        assert words in err
+def test_a_target_is_asked_when_it_is_added_and_its_schedule_is_printed(engine):
+    options = ("--every", "30m", "-c", "4", "--no-long")
+    errors = monitor("add", "box", "--url", engine.url, *options, check=0).err
+    assert "fake-model" in errors
+    assert "every 30 min (short 64, c4)" in errors
+    assert "starts probing" in errors
+
+
+def test_a_target_is_listed_with_its_settings(engine, paths):
+    options = ("--every", "30m", "-c", "4", "--no-long", "--slower", "5%")
+    monitor("add", "box", "--url", engine.url, *options, check=0)
     (row,) = monitor("list", "--json").json
-    assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == (
-        "replica",
-        1800,
-        0,
-        5,
-    )
+    settings = {"kind": "replica", "every_s": 1800, "long_tokens": 0, "slower_pct": 5}
+    assert {name: row[name] for name in settings} == settings
     assert something_to_watch(paths.store)
-    taken = refusal("add", "box", "--url", engine.url)
-    assert "watched already" in taken
-    assert "skep monitor remove box" in taken
-    with open_store(paths.store) as store:
-        SeriesStore(store).open_alert(Alert(AlertRule.DOWN, "box", 1.0, "box is down"))
+
+
+def test_a_name_that_is_taken_is_refused_with_how_to_free_it(engine):
+    monitor("add", "box", *NOBODY, check=0)
+    message = refusal("add", "box", "--url", engine.url)
+    assert "watched already" in message
+    assert "skep monitor remove box" in message
+
+
+def test_a_removed_target_is_watched_no_longer_and_listed_on_demand(paths):
+    monitor("add", "box", *NOBODY, check=0)
     monitor("remove", "box", check=0)
-    with open_store(paths.store) as store:
-        assert SeriesStore(store).alerts(open_only=True) == []
     assert not something_to_watch(paths.store)
     assert "there are no targets" in monitor("list").err
     assert [row["name"] for row in monitor("list", "--all", "--json").json] == ["box"]
+
+
+def test_the_alerts_of_a_removed_target_are_closed(series):
+    put_target(series)
+    series.open_alert(Alert(AlertRule.DOWN, "box", 1.0, "box is down"))
+    monitor("remove", "box", check=0)
+    assert series.alerts(open_only=True) == []
+
+
+def test_a_removed_target_comes_back_under_its_name(engine):
+    monitor("add", "box", *NOBODY, check=0)
+    monitor("remove", "box", check=0)
+    monitor("add", "box", "--url", engine.url, check=0)
+    assert [row["name"] for row in monitor("list", "--json").json] == ["box"]
+
+
+def test_a_target_added_while_the_loop_runs_is_probed_soon(engine, paths):
     with hold_monitor_lock(paths):
-        err = monitor(
-            "add", "box", "--url", engine.url, "--every", "30m", check=0
-        ).err  # it comes back under its name
-    assert err.splitlines()[1:] == [
+        errors = monitor("add", "box", "--url", engine.url, "--every", "30m", check=0).err
+    assert errors.splitlines()[1:] == [
         "it is probed every 30 min (short 64, long 512)",
         "the first probe begins soon; `skep monitor status` shows it",
     ]
