@@ -11,10 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from commands import environment, running_skep
 from skep.errors import EngineError, UserError
 from skep.paths import user_paths
 from skep.supervisor.control import NotRunning, ask, socket_of
@@ -124,44 +127,111 @@ def test_only_the_same_cards_are_in_the_way():
     assert "on GPU 0, 2 at" in str(service)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("answers")
-def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, tmp_path):
-    """Once by leaving the block, once by a kill.
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """One service for the tests that pause it one after the other: each finds it serving."""
+    folder = tmp_path_factory.mktemp("service")
+    env = environment(folder)
+    answers = folder / "answers.jsonl"
+    answers.write_text("")
+    (folder / "skep.toml").write_text(TOML.format(answers=answers))
+    with running_skep(env, folder) as skep:
+        skep("up", "-d", "--slots", "3", check=0, SKEP_API_KEY="sesame")
+        # A configuration that is broken meanwhile is no matter.
+        (folder / "skep.toml").write_text("[gateway]\nprot = 0\n")
+        yield SimpleNamespace(skep=skep, env=env, before=status(env))
 
-    A configuration that was broken meanwhile is no matter.
-    """
-    before = status(env)
-    words = f"skep serves fake-model, seldom at {before['url']} (pid {before['pid']})"
-    assert str(running_service(user_paths(env))) == words
-    engines = [
-        row["pid"] for row in before["rows"] if row["kind"] == "replica" and row["pid"] is not None
-    ]
-    (tmp_path / "skep.toml").write_text("[gateway]\nprot = 0\n")
-    with held(env) as holder:
-        assert before["url"] in holder.stdout.readline()
-        paused = status(env)
-        assert (paused["phase"], states(paused)) == ("paused", ["paused", "paused", "unloaded"])
-        assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
-        for model in ("fake-model", "seldom"):
-            code, words = asked(before["url"], model)
-            assert code == 503
-            assert f"`skep tune --in-place` (pid {holder.pid}) uses the machine" in words
-        assert states(status(env)) == ["paused", "paused", "unloaded"], "a request starts nothing"
-        for command in (("scale", "fake-model=3"), ("restart", "fake-model-0")):
-            assert "skep is paused" in skep(*command, check=1).stderr
-        with pytest.raises(EngineError, match="skep is paused"), service_paused(user_paths(env)):
-            pass
-        holder.stdin.write("\n")
-        holder.stdin.flush()
-        assert holder.wait(60) == 0
-        assert serves_as_before(env, before)
-    with held(env) as holder:
+
+@contextmanager
+def pause_of(service):
+    """The service is paused by another process, which leaves its block at the end."""
+    with held(service.env) as holder:
+        try:
+            assert service.before["url"] in holder.stdout.readline()
+            yield holder
+        finally:
+            holder.communicate("\n", timeout=60)
+
+
+@pytest.fixture
+def holder(service):
+    with pause_of(service) as process:
+        yield process
+
+
+@pytest.mark.slow
+def test_a_running_service_is_named_with_its_models_address_and_process(service):
+    url = service.before["url"]
+    words = f"skep serves fake-model, seldom at {url} (pid {service.before['pid']})"
+    assert str(running_service(user_paths(service.env))) == words
+
+
+def engines_of(status_now):
+    """The processes of the replicas."""
+    replicas = [row for row in status_now["rows"] if row["kind"] == "replica"]
+    return [row["pid"] for row in replicas if row["pid"] is not None]
+
+
+@pytest.mark.slow
+def test_the_engines_of_a_paused_service_end(service):
+    engines = engines_of(status(service.env))
+    with pause_of(service):
+        paused = status(service.env)
+        alive = [pid for pid in engines if Path(f"/proc/{pid}").exists()]
+    assert len(engines) == 2
+    assert alive == []
+    assert (paused["phase"], states(paused)) == ("paused", ["paused", "paused", "unloaded"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["fake-model", "seldom"])
+def test_a_request_to_a_paused_service_is_told_who_uses_the_machine(service, holder, model):
+    code, words = asked(service.before["url"], model)
+    assert code == 503
+    assert f"`skep tune --in-place` (pid {holder.pid}) uses the machine" in words
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("holder")
+def test_a_request_to_a_paused_service_starts_nothing(service):
+    for model in ("fake-model", "seldom"):
+        asked(service.before["url"], model)
+    assert states(status(service.env)) == ["paused", "paused", "unloaded"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("holder")
+@pytest.mark.parametrize("command", [("scale", "fake-model=3"), ("restart", "fake-model-0")])
+def test_a_paused_service_is_neither_scaled_nor_restarted(service, command):
+    assert "skep is paused" in service.skep(*command, check=1).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("holder")
+def test_a_paused_service_is_not_paused_by_another_process(service):
+    with (
+        pytest.raises(EngineError, match="skep is paused"),
+        service_paused(user_paths(service.env)),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_service_serves_as_before_when_its_holder_leaves_the_block(service):
+    with pause_of(service) as holder:
+        pass
+    assert holder.returncode == 0
+    assert serves_as_before(service.env, service.before)
+
+
+@pytest.mark.slow
+def test_a_service_serves_as_before_when_its_holder_is_killed(service):
+    with held(service.env) as holder:
         assert holder.stdout.readline()
-        assert status(env)["phase"] == "paused"
+        assert status(service.env)["phase"] == "paused"
         os.killpg(holder.pid, signal.SIGKILL)
-    eventually(lambda: serves_as_before(env, before))
-    assert eventually(lambda: asked(before["url"], "seldom")[0] == 200)
+    eventually(lambda: serves_as_before(service.env, service.before))
+    assert eventually(lambda: asked(service.before["url"], "seldom")[0] == 200)
 
 
 @pytest.mark.slow
