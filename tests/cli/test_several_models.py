@@ -8,11 +8,13 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
-from hive_client import ask, eventually, rest_of, rows_of, streaming
+from hive_client import ask, eventually, rest_of, rows_of, streaming, write_hive
 from in_process import call
 
+from commands import environment, running_skep
 from skep.paths import user_paths
 from skep.supervisor.control import ask as control
 
@@ -24,58 +26,93 @@ def on_demand(*extra):
     return {**ON_DEMAND, "extra": [*extra]}
 
 
+class RunningHive:
+    """Serves models, each with values of its own; `tell` asks over the control socket."""
+
+    url = None
+
+    def __init__(self, skep, folder, env):
+        self.skep = skep
+        self.folder = folder
+        self.env = env
+
+    def write(self, **models):
+        tables = ({"model": model, **settings} for model, settings in models.items())
+        write_hive(self.folder, *tables, head=HEAD)
+
+    def start(self, **models):
+        self.write(**models)
+        ready = json.loads(self.skep("up", "-d", "--json", check=0).stdout)
+        self.url = ready["url"]
+        return ready
+
+    def tell(self, op, **fields):
+        return control(user_paths(self.env).socket, {"op": op, **fields}, timeout_s=30)
+
+    def states(self):
+        return {
+            row["name"]: row["state"]
+            for row in self.tell("status")["rows"]
+            if row["kind"] == "replica"
+        }
+
+
 @pytest.fixture
-def hive(up, configure, env):
-    """Serves models, each with values of its own, and returns the URL.
-
-    `hive.tell` asks over the control socket.
-    """
-
-    class Running:
-        url = None
-
-        def write(self, **models):
-            configure(
-                *({"model": model, **settings} for model, settings in models.items()), head=HEAD
-            )
-
-        def start(self, **models):
-            self.write(**models)
-            ready = up()
-            self.url = ready["url"]
-            return ready
-
-        def tell(self, op, **fields):
-            return control(user_paths(env).socket, {"op": op, **fields}, timeout_s=30)
-
-        def states(self):
-            return {
-                row["name"]: row["state"]
-                for row in self.tell("status")["rows"]
-                if row["kind"] == "replica"
-            }
-
-    return Running()
+def hive(skep, env, paths, tmp_path):
+    return RunningHive(skep, tmp_path, env)
 
 
-def test_the_first_request_loads_a_model_and_another_ones_takes_its_place(skep, hive):
-    slow = on_demand("--load-s=0.6")
-    ready = hive.start(a=ON_DEMAND, b=slow)
+@pytest.fixture(scope="module")
+def shared_hive(tmp_path_factory):
+    """Two models on demand, started once for the tests that look at one swap of them."""
+    folder = tmp_path_factory.mktemp("shared-hive")
+    env = environment(folder)
+    with running_skep(env, folder) as skep:
+        hive = RunningHive(skep, folder, env)
+        hive.ready = hive.start(a=ON_DEMAND, b=on_demand("--load-s=0.6"))
+        yield hive
+
+
+@pytest.fixture(scope="module")
+def swap(shared_hive):
+    """What was seen when a request for `b` came, while `a` was loaded and not used."""
+    loaded = shared_hive.tell("load", model="a", wait=True)
+    before = shared_hive.states()
+    with streaming(shared_hive.url, model="b", max_tokens=3) as sock:
+        answer = rest_of(sock, b"")
+    return SimpleNamespace(
+        loaded=loaded,
+        before=before,
+        answer=answer,
+        after=shared_hive.states(),
+        rows=rows_of(shared_hive.skep),
+    )
+
+
+def test_models_on_demand_are_told_at_the_start_and_not_loaded(shared_hive):
+    ready = shared_hive.ready
     assert ready["models"] == ["a", "b"]
     assert {row["name"]: row["state"] for row in ready["replicas"]} == {
         "a-0": "unloaded",
         "b-0": "unloaded",
     }
-    # And not used: it need not wait for a pause.
-    assert hive.tell("load", model="a", wait=True)["state"] == "loaded"
-    assert hive.states() == {"a-0": "ready", "b-0": "unloaded"}
-    with streaming(hive.url, model="b", max_tokens=3) as sock:
-        received = rest_of(sock, b"")
-    assert received.startswith(b"HTTP/1.1 200")
-    assert b"\n: waiting for b, 0 s\n\n" in received
-    assert b"data: [DONE]" in received
-    assert hive.states() == {"a-0": "unloaded", "b-0": "ready"}
-    assert rows_of(skep)["a-0"]["pid"] is None
+
+
+def test_a_load_that_is_asked_for_brings_up_that_model_alone(swap):
+    assert swap.loaded["state"] == "loaded"
+    assert swap.before == {"a-0": "ready", "b-0": "unloaded"}
+
+
+def test_the_first_request_loads_its_model_in_the_place_of_another(swap):
+    """The other one was not used: it need not wait for a pause."""
+    assert swap.after == {"a-0": "unloaded", "b-0": "ready"}
+    assert swap.rows["a-0"]["pid"] is None
+
+
+def test_an_answer_begins_before_its_model_is_loaded_and_says_what_it_waits_for(swap):
+    assert swap.answer.startswith(b"HTTP/1.1 200")
+    assert b"\n: waiting for b, 0 s\n\n" in swap.answer
+    assert b"data: [DONE]" in swap.answer
 
 
 @pytest.mark.slow
@@ -127,31 +164,51 @@ def test_nothing_is_lost_when_two_models_are_asked_for_all_the_time(hive):
         assert all(crowd.map(client, range(6)))
 
 
-def test_load_and_unload_by_hand_and_a_load_that_fails_brings_nothing_else_down(hive, paths):
-    hive.start(
-        a=ON_DEMAND,
-        b=ON_DEMAND,
-        broken=on_demand("--crash-at-start=error: no memory", "--exit-code=78"),
-    )
+def test_a_model_is_loaded_by_hand_where_the_one_before_was_unloaded(hive):
+    hive.start(a=ON_DEMAND, b=ON_DEMAND)
     assert call("load", "a", "--json").json == {"model": "a", "state": "loaded"}
     assert "a is unloaded" in call("unload", "a").err
     assert "b is loaded" in call("load", "b").err
-    assert hive.states() == {"a-0": "unloaded", "b-0": "ready", "broken-0": "unloaded"}
+    assert hive.states() == {"a-0": "unloaded", "b-0": "ready"}
+
+
+def test_a_model_that_is_unloaded_can_be_unloaded_again(hive):
+    hive.start(a=ON_DEMAND, b=ON_DEMAND)
+    hive.tell("load", model="b", wait=True)
     assert "b is unloaded" in call("unload", "b").err
     assert set(hive.states().values()) == {"unloaded"}
     assert call("unload", "b", "--json").json["state"] == "unloaded"
+
+
+def test_what_cannot_be_loaded_or_restarted_by_hand_is_said(hive):
+    hive.start(a=ON_DEMAND, b=ON_DEMAND)
     unknown = call("load", "nobody").error
     assert "skep starts no model `nobody`" in unknown.message
-    assert unknown.hint == "known: a, b, broken"
+    assert unknown.hint == "known: a, b"
     assert "`a-0` is not loaded" in call("restart", "a-0").error.message
+
+
+@pytest.fixture
+def broken(hive):
+    """A hive of which one model cannot be loaded, and the answer to the request that tried it."""
+    crash = on_demand("--crash-at-start=error: no memory", "--exit-code=78")
+    hive.start(a=ON_DEMAND, broken=crash)
     with streaming(hive.url, model="broken") as sock:
-        received = rest_of(sock, b"")
-    assert b"no memory" in received
-    assert b'"code": "model_load_failed"' in received
+        return rest_of(sock, b"")
+
+
+def test_a_load_that_fails_is_told_to_who_asked_and_in_the_status(hive, broken):
+    assert b"no memory" in broken
+    assert b'"code": "model_load_failed"' in broken
     eventually(lambda: set(hive.states().values()) == {"unloaded"})
     (row,) = [row for row in hive.tell("status")["rows"] if row["name"] == "broken-0"]
     assert "no memory" in row["why"]
-    assert "no memory" in call("load", "broken").error.message  # by hand there is no back-off
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_load_that_failed_can_be_tried_by_hand_at_once_and_brings_nothing_down(hive):
+    # By hand there is no back-off.
+    assert "no memory" in call("load", "broken").error.message
     assert ask(hive.url, model="a")[0] == 200
 
 
