@@ -8,10 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hive_client import eventually
 from in_process import call, refused
+from installation import installation
 from terminal import Terminal
 
 from skep.bench.session import SessionProgress
@@ -41,21 +44,59 @@ def bench(command, engine, *words, check=0):
     return call("bench", command, "--url", engine.url, *words, check=check)
 
 
-def test_a_sweep_is_listed_and_reported(engine, tmp_path):
-    done = bench("sweep", engine, *QUICK)
-    assert "eff tok/s" in done.out
-    assert "C=1,2; steady" in done.err
+@dataclass(frozen=True)
+class StoredSweep:
+    url: str
+    out: str
+    errors: str
+    run: dict
+    listing: str
+    report_errors: str
+    page: str
+
+
+def stored_sweep(url, out, errors):
+    """The only sweep of this installation, as the commands for stored runs show it."""
     (run,) = call("runs", "--json", check=0).json
+    report = call("report", run["id"][:11], "-o", "out.html", check=0)
+    page = Path("out.html").read_text()
+    return StoredSweep(url, out, errors, run, call("runs", check=0).out, report.err, page)
+
+
+@pytest.fixture(scope="module")
+def finished_sweep(tmp_path_factory):
+    with (
+        installation(tmp_path_factory.mktemp("finished")),
+        FakeEngine(slots=2, token_ms=2, ttft_ms=5) as engine,
+    ):
+        done = bench("sweep", engine, *QUICK)
+        return stored_sweep(engine.url, done.out, done.err)
+
+
+def test_a_sweep_prints_a_table_and_says_what_is_measured(finished_sweep):
+    assert "eff tok/s" in finished_sweep.out
+    assert "C=1,2; steady" in finished_sweep.errors
+
+
+def test_a_finished_sweep_is_listed(finished_sweep):
+    run = finished_sweep.run
     assert (run["state"], run["model"]) == ("done", "fake-model")
-    assert run["requests"] > 8  # and a warm-up
-    assert run["id"] in call("runs", check=0).out
-    call("report", run["id"][:11], "-o", "out.html", check=0)
-    page = (tmp_path / "out.html").read_text()
-    assert "fake-model" in page
-    assert "<svg" in page
-    addresses = set(re.findall(r"https?://[^\s\"'<>/]+", page))
-    assert addresses == {engine.url}  # what was measured: nothing is fetched from anywhere
-    assert "ends in none of .html, .htm" in refused("runs", "report", "-o", "picture.svg")
+    assert run["id"] in finished_sweep.listing
+
+
+def test_the_requests_of_a_run_are_counted_with_its_warm_up(finished_sweep):
+    assert finished_sweep.run["requests"] > 8
+
+
+def test_a_sweep_is_drawn_in_its_report(finished_sweep):
+    assert "fake-model" in finished_sweep.page
+    assert "<svg" in finished_sweep.page
+
+
+def test_a_report_fetches_nothing_from_anywhere(finished_sweep):
+    """The only address in it is that of the server that was measured."""
+    addresses = set(re.findall(r"https?://[^\s\"'<>/]+", finished_sweep.page))
+    assert addresses == {finished_sweep.url}
 
 
 def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
@@ -319,30 +360,65 @@ def test_an_interrupted_run_is_kept_and_leaves_nothing_running(engine, paths, co
     assert run.requests > 0
 
 
-def test_ctrl_c_keeps_and_shows_the_levels_of_a_sweep_that_were_finished(tmp_path):
-    with FakeEngine(slots=2, token_ms=20) as engine:
-        words = ("-c", "1,2,8", "--runs", "1", "--max-tokens", "8", "--warm-up", "quick")
+@dataclass(frozen=True)
+class InterruptedSweep:
+    announcement: str
+    code: int
+    stored: StoredSweep
+    levels: list
+
+
+@pytest.fixture(scope="module")
+def interrupted_sweep(tmp_path_factory):
+    """A sweep that got Ctrl-C in its third level."""
+    words = ("-c", "1,2,8", "--runs", "1", "--max-tokens", "8", "--warm-up", "quick")
+    with (
+        installation(tmp_path_factory.mktemp("interrupted")),
+        FakeEngine(slots=2, token_ms=20) as engine,
+    ):
         process = begin("sweep", "--url", engine.url, *words)
         line = next(line for line in process.stderr if line.startswith("C=8 run 1"))
-        assert "24 requests" in line
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
-    (run,) = call("runs", "--json", check=0).json
-    assert process.returncode == 130
-    assert [line.split()[0] for line in output.splitlines()] == ["C", "1", "2"]
+        export = call("runs", "export", "last", "--format", "json", check=0).json
+        stored = stored_sweep(engine.url, output, errors)
+        return InterruptedSweep(line, process.returncode, stored, export["levels"])
+
+
+def test_a_level_says_beforehand_how_many_requests_it_has(interrupted_sweep):
+    assert "24 requests" in interrupted_sweep.announcement
+
+
+def test_ctrl_c_prints_the_levels_that_were_finished(interrupted_sweep):
+    assert interrupted_sweep.code == 130
+    lines = interrupted_sweep.stored.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["C", "1", "2"]
+
+
+def test_ctrl_c_says_at_which_level_and_how_to_draw_the_finished_ones(interrupted_sweep):
     sentence = (
         "error: interrupted at C=8\nhint: the finished levels are kept: `skep runs report "
-        f"{run['id']}` draws them\n"
+        f"{interrupted_sweep.stored.run['id']}` draws them\n"
     )
-    assert errors.endswith(sentence)
+    assert interrupted_sweep.stored.errors.endswith(sentence)
+
+
+def test_an_interrupted_sweep_is_listed_as_such_and_not_as_failed(interrupted_sweep):
+    run = interrupted_sweep.stored.run
     assert (run["state"], run["error"]) == ("interrupted", None)
-    assert " interrupted " in call("runs", check=0).out
-    assert f"{run['id']} (interrupted) written" in call("runs", "report", "last", check=0).err
-    page = (tmp_path / "report.html").read_text()
-    assert "This run is interrupted; the finished levels are kept. " in page
-    assert "failed" not in page.partition("This run is interrupted")[2].partition("</p>")[0]
-    levels = call("runs", "export", "last", "--format", "json", check=0).json["levels"]
-    assert [level["concurrency"] for level in levels] == [1, 2]
+    assert " interrupted " in interrupted_sweep.stored.listing
+
+
+def test_the_report_of_an_interrupted_sweep_says_so_and_speaks_of_no_failure(interrupted_sweep):
+    stored = interrupted_sweep.stored
+    assert f"{stored.run['id']} (interrupted) written" in stored.report_errors
+    assert "This run is interrupted; the finished levels are kept. " in stored.page
+    _, _, rest = stored.page.partition("This run is interrupted")
+    assert "failed" not in rest.partition("</p>")[0]
+
+
+def test_the_export_of_an_interrupted_sweep_has_the_finished_levels(interrupted_sweep):
+    assert [level["concurrency"] for level in interrupted_sweep.levels] == [1, 2]
 
 
 def test_an_unfinished_level_is_told_with_the_same_figure_everywhere(tmp_path):

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from in_process import call
+from in_process import call, refused
 
 from skep.store.database import open_store
 from skep.store.records import Request
@@ -84,37 +84,44 @@ def test_a_file_that_is_there_is_refused_by_every_command_and_replaced_on_demand
             assert KEPT not in file.read_text()
 
 
-def test_a_page_of_the_same_run_is_replaced_and_a_default_name_gives_way(stored, tmp_path):
+def test_a_report_is_written_to_an_html_file_only(stored):
+    stored()
+    assert "ends in none of .html, .htm" in refused("runs", "report", "-o", "picture.svg")
+
+
+def test_the_page_of_the_same_runs_is_replaced(stored):
     first = stored()
     second = stored()
     for _ in range(2):
-        call("runs", "report", first, "-o", "one.html", check=0)
-        call("runs", "report", first, second, "-o", "both.html", check=0)
+        assert call("runs", "report", first, "-o", "one.html").error is None
+        assert call("runs", "report", first, second, "-o", "both.html").error is None
+
+
+def test_the_page_of_other_runs_is_not_replaced(stored, tmp_path):
+    first = stored()
+    second = stored()
+    call("runs", "report", first, "-o", "one.html", check=0)
+    call("runs", "report", first, second, "-o", "both.html", check=0)
     before = (tmp_path / "one.html").read_text()
-    assert (
-        "`one.html` exists"
-        in call("runs", "report", second, "-o", "one.html", check=2).error.message
-    )
-    assert (
-        "`both.html` exists"
-        in call("runs", "report", first, "-o", "both.html", check=2).error.message
-    )
+    assert "`one.html` exists" in refused("runs", "report", second, "-o", "one.html")
+    assert "`both.html` exists" in refused("runs", "report", first, "-o", "both.html")
     assert (tmp_path / "one.html").read_text() == before
+
+
+def test_a_report_without_a_name_gives_way_to_files_that_are_not_its_own(stored, tmp_path):
     (tmp_path / "report.html").write_text(KEPT)
     first = stored()
     second = stored()
-    assert (
-        call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
-    )
-    assert (
-        call("runs", "report", second, check=0).err
-        == f"{second} (done) written to report-3.html\n"
-    )
-    assert (
-        call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
-    )
+    # The last one finds its own page of before.
+    for run, name in ((first, "report-2"), (second, "report-3"), (first, "report-2")):
+        done = call("runs", "report", run, check=0)
+        assert done.err == f"{run} (done) written to {name}.html\n"
     assert (tmp_path / "report.html").read_text() == KEPT
-    assert "report.html\n" in call("runs", "report", first, "--overwrite", check=0).err
+
+
+def test_a_report_without_a_name_takes_the_file_of_somebody_else_on_demand(stored, tmp_path):
+    (tmp_path / "report.html").write_text(KEPT)
+    assert "report.html\n" in call("runs", "report", stored(), "--overwrite", check=0).err
 
 
 def test_what_is_no_regular_file_is_never_replaced(tmp_path):
