@@ -176,9 +176,30 @@ def test_a_second_up_says_that_one_is_running_and_nobody_who_is_not_there_is_nam
     ]
 
 
-def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(
-    skep, configure, url, reload, key
-):
+def test_replicas_and_models_that_a_reload_adds_serve_at_once(skep, configure, url, reload):
+    configure({"replicas": 2, "extra": SLOW})
+    reload()
+    configure({"replicas": 3, "extra": SLOW}, {"model": "other"})
+    names = ("removed", "changed", "adjusted", "left_out", "warnings")
+    assert reload() == {
+        **{name: [] for name in names},
+        "added": ["fake-model-2", "other-0"],
+        "unchanged": ["fake-model-0", "fake-model-1"],
+    }
+    rows = rows_of(skep)
+    assert {row["state"] for row in rows.values()} == {"ready"}
+    assert rows["gateway"]["slots"] == 8
+    assert ask(url, model="other")[0] == 200
+
+
+def test_a_replica_that_a_reload_adds_wants_the_key_of_the_hive(skep, configure, reload, key):
+    configure({"replicas": 2, "extra": SLOW})
+    reload()
+    added = rows_of(skep)["fake-model-1"]["url"]
+    assert [status_of(added), status_of(added, key=key)] == [401, 200]
+
+
+def test_a_stream_goes_on_while_a_reload_adds_and_removes_replicas(skep, configure, url, reload):
     configure({"replicas": 2, "extra": SLOW})
     reload()
     before = rows_of(skep)
@@ -188,16 +209,7 @@ def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(
             name for name, row in rows_of(skep).items() if row["kind"] == "replica" and row["busy"]
         )
         configure({"replicas": 3, "extra": SLOW}, {"model": "other"})
-        nothing = {name: [] for name in ("removed", "changed", "adjusted", "left_out", "warnings")}
-        names = ["fake-model-0", "fake-model-1"]
-        new = ["fake-model-2", "other-0"]
-        assert reload() == {**nothing, "added": new, "unchanged": names}
-        during = rows_of(skep)
-        assert {row["state"] for row in during.values()} == {"ready"}
-        assert during["gateway"]["slots"] == 8
-        added = during["fake-model-2"]["url"]
-        assert [status_of(added), status_of(added, key=key)] == [401, 200]
-        assert ask(url, model="other")[0] == 200
+        reload()
         configure({"replicas": 1, "extra": SLOW})
         assert sorted(reload()["removed"]) == ["fake-model-1", "fake-model-2", "other-0"]
         received = rest_of(sock, received)
@@ -206,7 +218,16 @@ def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(
     after = rows_of(skep)
     assert set(after) == {"fake-model-0", "gateway"}
     assert after["fake-model-0"]["pid"] == before["fake-model-0"]["pid"]
-    assert ask(url, model="other")[0] == 200  # the only model, by a name that it does not have
+
+
+def test_after_a_reload_the_only_model_answers_by_a_name_that_it_does_not_have(
+    configure, url, reload
+):
+    configure({"extra": SLOW}, {"model": "other"})
+    reload()
+    configure({"extra": SLOW})
+    reload()
+    assert ask(url, model="other")[0] == 200
 
 
 def test_replicas_that_change_are_started_anew_after_their_answers(skep, configure, url, reload):
@@ -349,7 +370,7 @@ def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(
     assert rows_of(skep)[name]["state"] == "ready"
 
 
-def test_replicas_come_and_go_while_a_stream_goes_on(skep, url):
+def test_a_stream_goes_on_while_replicas_are_added_and_removed_by_hand(skep, url):
     before = replicas(skep)
     with streaming(url, max_tokens=60) as sock:
         received = sock.recv(1000)
@@ -363,15 +384,26 @@ def test_replicas_come_and_go_while_a_stream_goes_on(skep, url):
         received = rest_of(sock, received)
     assert b"[DONE]" in received
     assert replicas(skep) == before
+
+
+def test_a_reload_brings_back_the_number_of_replicas_in_the_file(skep):
+    before = replicas(skep)
     skep("scale", "fake-model=2", "--wait", check=0)
     skep("reload", "--wait", check=0)
-    assert replicas(skep) == before, "what the file says holds again"
-    for argument, code, words in [
-        ("nobody=2", 2, "skep starts no model `nobody` here"),
-        ("fake-model=0", 2, "`fake-model` cannot have 0 replicas"),
-        ("nobody", 2, "`nobody` is not MODEL=N"),
-    ]:
-        assert words in skep("scale", argument, check=code).stderr
+    assert replicas(skep) == before
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("nobody=2", "skep starts no model `nobody` here"),
+        ("fake-model=0", "`fake-model` cannot have 0 replicas"),
+        ("nobody", "`nobody` is not MODEL=N"),
+    ],
+)
+def test_a_scale_that_makes_no_sense_is_refused_and_changes_nothing(skep, argument, message):
+    before = replicas(skep)
+    assert message in skep("scale", argument, check=2).stderr
     assert replicas(skep) == before
 
 
