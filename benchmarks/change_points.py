@@ -127,11 +127,12 @@ def heights(number: int, kind: str) -> tuple[float, float]:
         scale = changepoints._LogScale.of(values[:looks])  # noqa: SLF001
         ys = scale.clipped(0, looks)
         best = changepoints._weighed(ys)  # noqa: SLF001
-        first, last, apart = changepoints._apart(ys)  # noqa: SLF001
+        stretch = changepoints._apart(ys)  # noqa: SLF001
         if best is not None and best.height > cuts:
             cuts = max(cuts, best.height / scale.slowness([best.cut]))
-        if apart > aparts:
-            aparts = max(aparts, apart / scale.slowness([first, last]))
+        if stretch.height > aparts:
+            slow = scale.slowness([stretch.begin, stretch.end])
+            aparts = max(aparts, stretch.height / slow)
     return cuts, aparts
 
 

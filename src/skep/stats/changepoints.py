@@ -14,7 +14,8 @@ these looks. `benchmarks/change_points.py` has the figures, also of what else no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from operator import mul, sub
 
@@ -49,6 +50,8 @@ USUAL = 336
 _MAD_OF_STEPS = 1.4826 / math.sqrt(2)
 # A spread below this share counts as this share: equal values have no noise to measure by.
 _FLOOR = 0.0005
+# A sum of squared deviations up to this one is that of equal values, which rounding sets apart.
+_NO_SQUARES = 1e-9
 # Twice the logarithm of likelihood by which a slope has to beat one step to be called a drift.
 _LINE_BETTER = 4.0
 
@@ -84,7 +87,8 @@ def changes_in_series(values: Sequence[float]) -> list[Split]:
     slow = scale.slowness(cuts)
     if slow > 1:
         cuts = scale.cuts(slow)
-    return _splits_of(scale, values, _without_drifts(scale, cuts), slow)
+    steps = _without_drifts(scale, cuts)
+    return _splits_of(scale, values, steps, slow)
 
 
 class _LogScale(msgspec.Struct, frozen=True):
@@ -95,14 +99,18 @@ class _LogScale(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> _LogScale:
-        logs = min(values) > 0
-        xs = list(map(math.log, values)) if logs else list(values)
-        steps = sorted(map(abs, map(sub, xs[1:], xs)))
-        if logs:
+        """Return the scale of these values, with the spread of their noise."""
+        if min(values) > 0:
+            xs = [math.log(value) for value in values]
             floor = _FLOOR
         else:
-            floor = max(_FLOOR * abs(median(xs)), _FLOOR * max(map(abs, xs)), 1e-12)
-        return cls(xs, max(_MAD_OF_STEPS * _middle(steps), floor))
+            xs = list(values)
+            usual = abs(median(xs))
+            largest = max(map(abs, xs))
+            floor = max(_FLOOR * usual, _FLOOR * largest, 1e-12)
+        steps = [abs(step) for step in map(sub, xs[1:], xs)]
+        deviation = _MAD_OF_STEPS * _middle(steps)
+        return cls(xs, max(deviation, floor))
 
     def clipped(self, first: int, last: int, cut: int | None = None) -> list[float]:
         """Return a stretch in deviations from its middle, clipped at three deviations around it.
@@ -110,14 +118,17 @@ class _LogScale(msgspec.Struct, frozen=True):
         With a cut, clipped only outside of both its levels.
         """
         part = self.xs[first:last]
-        middle = _middle(sorted(part))
-        low = high = middle
+        middle = _middle(part)
+        lower_level = middle
+        upper_level = middle
         if cut is not None:
-            low, high = sorted(
-                (_middle(sorted(self.xs[first:cut])), _middle(sorted(self.xs[cut:last])))
-            )
-        low = low - CLIP * self.spread
-        high = high + CLIP * self.spread
+            level_before = _middle(self.xs[first:cut])
+            level_after = _middle(self.xs[cut:last])
+            lower_level = min(level_before, level_after)
+            upper_level = max(level_before, level_after)
+        room = CLIP * self.spread
+        low = lower_level - room
+        high = upper_level + room
         scale = 1 / self.spread
         # Not min() and max(), which take three times as long.
         if min(part) < low:
@@ -130,22 +141,25 @@ class _LogScale(msgspec.Struct, frozen=True):
         """Return the cut that stands out, or both ends of a stretch that does, with the cuts of
         the parts.
         """
-        if last - first < 2 * SHORTEST:
+        n = last - first
+        if n < 2 * SHORTEST:
             return []
         ys = self.clipped(first, last)
         best_cut = _weighed(ys)
         if best_cut is None:
             return []
-        cuts = [best_cut.cut]
-        if best_cut.height <= _bound(CUT, len(ys)) * slow:
-            begin, end, height = _apart(ys)
-            if height <= _bound(APART, len(ys)) * slow:
+        if best_cut.height > _bound(CUT, n) * slow:
+            cuts = [first + best_cut.cut]
+        else:
+            stretch = _apart(ys)
+            if stretch.height <= _bound(APART, n) * slow:
                 return []
-            cuts = [begin, end]
-        edges = [first, *(first + cut for cut in cuts), last]
-        all_cuts = set(edges[1:-1])
+            cuts = [first + stretch.begin, first + stretch.end]
+        edges = [first, *cuts, last]
+        all_cuts = set(cuts)
         for begin, end in pairwise(edges):
-            all_cuts.update(self._parted(begin, end, slow))
+            cuts_of_part = self._parted(begin, end, slow)
+            all_cuts.update(cuts_of_part)
         return sorted(all_cuts)
 
     def cuts(self, slow: float) -> list[int]:
@@ -154,22 +168,32 @@ class _LogScale(msgspec.Struct, frozen=True):
         """
         cuts = self._parted(0, len(self.xs), slow)
         for _ in range(len(cuts) + 3):
-            edges = [0, *cuts, len(self.xs)]
-            moved: list[int] = []
-            for place in range(1, len(edges) - 1):
-                first = moved[-1] if moved else 0
-                last = edges[place + 1]
-                best_cut = _weighed(self.clipped(first, last, edges[place]))
-                if best_cut is not None and best_cut.height > _bound(CUT, last - first) * slow:
-                    moved.append(first + best_cut.cut)
+            moved = self._moved(cuts, slow)
             if moved == cuts:
                 break
             cuts = moved
         return cuts
 
+    def _moved(self, cuts: Sequence[int], slow: float) -> list[int]:
+        """Return the cuts moved once, oldest first: each between the moved one before it and the
+        one after it.
+        """
+        moved: list[int] = []
+        first = 0
+        for cut, last in pairwise([*cuts, len(self.xs)]):
+            ys = self.clipped(first, last, cut)
+            best_cut = _weighed(ys)
+            bound = _bound(CUT, last - first) * slow
+            if best_cut is not None and best_cut.height > bound:
+                first += best_cut.cut
+                moved.append(first)
+        return moved
+
     def slowness(self, cuts: Sequence[int]) -> float:
         """Return how much wider slow noise makes a mean than quick noise of the same spread."""
-        return slowness([self.clipped(a, b) for a, b in pairwise([0, *cuts, len(self.xs)])])
+        edges = [0, *cuts, len(self.xs)]
+        parts = [self.clipped(first, last) for first, last in pairwise(edges)]
+        return slowness(parts)
 
 
 class _BestCut(msgspec.Struct, frozen=True):
@@ -188,24 +212,35 @@ def _weighed(ys: Sequence[float]) -> _BestCut | None:
         return None
     sums = list(accumulate(ys))
     mean = sums[-1] / n
-    total = sum(map(mul, ys, ys)) - n * mean * mean
-    if total <= 1e-9:
+    total = _squares_around(mean, ys)
+    if total <= _NO_SQUARES:
         return None
     scale = n / total
+    sums_at_cuts = sums[SHORTEST - 1 : n - SHORTEST]
     shares = [
         (so_far - count * mean) ** 2 / (count * (n - count)) * scale
-        for count, so_far in enumerate(sums[SHORTEST - 1 : n - SHORTEST], SHORTEST)
+        for count, so_far in enumerate(sums_at_cuts, SHORTEST)
     ]
     best_height = -math.inf
     best_place = 0
     for first, last in _octaves(len(shares)):
         share = max(shares[first:last])
         shorter = min(first, len(shares) - last) + SHORTEST
-        height = math.sqrt(_likelihood(n, share)) - _extra(shorter)
+        height = _height(n, share, shorter)
         if height > best_height:
             best_height = height
             best_place = shares.index(share, first)
-    return _BestCut(best_place + SHORTEST, best_height, shares)
+    return _BestCut(
+        cut=best_place + SHORTEST,
+        height=best_height,
+        shares=shares,
+    )
+
+
+def _squares_around(mean: float, ys: Sequence[float]) -> float:
+    """Return the sum of the squared distances of the values from their mean."""
+    squares: float = sum(map(mul, ys, ys))
+    return squares - len(ys) * mean * mean
 
 
 def _octaves(places: int) -> Iterator[tuple[int, int]]:
@@ -220,60 +255,94 @@ def _octaves(places: int) -> Iterator[tuple[int, int]]:
         if length < LONG:
             end = min(2 * length - SHORTEST, half)
         yield start, end
-        yield max(places - end, half - 1), places - start
+        mirrored_start = max(places - end, half - 1)
+        mirrored_end = places - start
+        yield mirrored_start, mirrored_end
         start = end
         length = 2 * length
+
+
+def _height(n: int, share: float, length: int) -> float:
+    """Return how far a cut of n values stands out that explains this share of the squares, with a
+    shorter level of this length.
+    """
+    deviations = math.sqrt(_likelihood(n, share))
+    return deviations - _extra(length)
 
 
 def _extra(length: int) -> float:
     """Return by how much more a level of this length has to stand out than a long one, which is
     looked at anew less often.
     """
-    return EXTRA * math.log2(max(LONG / length, 1.0))
+    halvings = math.log2(max(LONG / length, 1.0))
+    return EXTRA * halvings
 
 
-def _apart(ys: Sequence[float]) -> tuple[int, int, float]:
-    """Return begin, end and height of the stretch that stands out most from all the rest.
+class _BestStretch(msgspec.Struct, frozen=True):
+    """The stretch that stands out most from all the rest."""
+
+    begin: int
+    end: int
+    height: float
+
+
+def _apart(ys: Sequence[float]) -> _BestStretch:
+    """Return the stretch that stands out most; its height is 0 where none does.
 
     Lengths double from one to the next, and places lie a quarter of the length apart.
     """
     n = len(ys)
     sums = [0.0, *accumulate(ys)]
     mean = sums[-1] / n
-    total = sum(map(mul, ys, ys)) - n * mean * mean
+    total = _squares_around(mean, ys)
     best_height = 0.0
     best_begin = 0
     best_end = 0
     length = SHORTEST
-    while length <= n // 2 and total > 1e-9:
+    while length <= n // 2 and total > _NO_SQUARES:
         step = max(2, length // 4)
         sums_at_ends = sums[SHORTEST + length : n - SHORTEST + 1 : step]
-        stretch_sums = list(map(sub, sums_at_ends, sums[SHORTEST::step]))
+        sums_at_begins = sums[SHORTEST::step]
+        stretch_sums = list(map(sub, sums_at_ends, sums_at_begins))
         if stretch_sums:
             usual = length * mean
-            highest = max(stretch_sums)
-            lowest = min(stretch_sums)
-            farthest = highest if highest - usual > usual - lowest else lowest
+            farthest = _farthest(stretch_sums, usual)
             share = (farthest - usual) ** 2 * n / (length * (n - length) * total)
-            height = math.sqrt(_likelihood(n, share)) - _extra(length)
+            height = _height(n, share, length)
             if height > best_height:
+                place = stretch_sums.index(farthest)
                 best_height = height
-                best_begin = SHORTEST + step * stretch_sums.index(farthest)
+                best_begin = SHORTEST + step * place
                 best_end = best_begin + length
         length *= 2
-    return best_begin, best_end, best_height
+    return _BestStretch(
+        begin=best_begin,
+        end=best_end,
+        height=best_height,
+    )
+
+
+def _farthest(sums: Sequence[float], usual: float) -> float:
+    """Return the sum that lies farthest from the usual one, the lowest of two as far."""
+    highest = max(sums)
+    lowest = min(sums)
+    if highest - usual > usual - lowest:
+        return highest
+    return lowest
 
 
 def _likelihood(n: int, share: float) -> float:
     """Return twice the logarithm of the likelihood ratio of a cut that explains this share of the
     squares, the spread being unknown.
     """
-    return -(n - 2.5) * math.log(max(1 - share, 1e-12))
+    unexplained = max(1 - share, 1e-12)
+    return -(n - 2.5) * math.log(unexplained)
 
 
 def _bound(bound: float, n: int) -> float:
     """Return the bound for a series of n values: beyond USUAL it grows with the looks."""
-    return math.sqrt(bound * bound + 2 * math.log(max(n / USUAL, 1.0)))
+    looks = max(n / USUAL, 1.0)
+    return math.sqrt(bound * bound + 2 * math.log(looks))
 
 
 def _bracket(scale: _LogScale, first: int, cut: int, last: int, slow: float) -> tuple[int, int]:
@@ -281,29 +350,35 @@ def _bracket(scale: _LogScale, first: int, cut: int, last: int, slow: float) -> 
 
     Every place is weighed by its likelihood; 2.5 % of the weight is left out on either side.
     """
-    best_cut = _weighed(scale.clipped(first, last, cut))
+    ys = scale.clipped(first, last, cut)
+    best_cut = _weighed(ys)
     if best_cut is None:
         return cut, cut
-    heights = [_likelihood(last - first, share) / (2 * slow * slow) for share in best_cut.shares]
+    n = last - first
+    widening = 2 * slow * slow
+    heights = [_likelihood(n, share) / widening for share in best_cut.shares]
     top = max(heights)
-    weights = list(accumulate(math.exp(height - top) for height in heights))
-    low = next(place for place, weight in enumerate(weights) if weight >= 0.025 * weights[-1])
-    high = next(place for place, weight in enumerate(weights) if weight >= 0.975 * weights[-1])
-    return min(first + SHORTEST + low, cut), max(first + SHORTEST + high, cut)
+    weights = [math.exp(height - top) for height in heights]
+    weights_up_to = list(accumulate(weights))
+    whole_weight = weights_up_to[-1]
+    low = bisect_left(weights_up_to, 0.025 * whole_weight)
+    high = bisect_left(weights_up_to, 0.975 * whole_weight)
+    first_place = first + SHORTEST
+    earliest = min(first_place + low, cut)
+    latest = max(first_place + high, cut)
+    return earliest, latest
 
 
 def _splits_of(
-    scale: _LogScale, values: Sequence[float], cuts: Sequence[int], slow: float
+    scale: _LogScale,
+    values: Sequence[float],
+    cuts: Sequence[int],
+    slow: float,
 ) -> list[Split]:
     """Return the cuts with their figures, without those that are too small to report."""
     remaining = list(cuts)
     while True:
-        edges = [0, *remaining, len(values)]
-        splits = []
-        for first, cut, last in zip(edges, edges[1:], edges[2:], strict=False):
-            split = _split_at(scale, values, first, cut, last, slow)
-            if split is not None:
-                splits.append(split)
+        splits = _splits_at(scale, values, remaining, slow)
         sizes = {split.index: abs(split.ratio.estimate - 1) for split in splits}
         smallest = min(remaining, key=lambda cut: sizes.get(cut, 0.0), default=None)
         if smallest is None or sizes.get(smallest, 0.0) >= LEAST:
@@ -311,8 +386,30 @@ def _splits_of(
         remaining.remove(smallest)
 
 
+def _splits_at(
+    scale: _LogScale,
+    values: Sequence[float],
+    cuts: Sequence[int],
+    slow: float,
+) -> list[Split]:
+    """Return the cuts with their figures, without those between levels that have no ratio."""
+    splits = []
+    first = 0
+    for cut, last in pairwise([*cuts, len(values)]):
+        split = _split_at(scale, values, first, cut, last, slow)
+        if split is not None:
+            splits.append(split)
+        first = cut
+    return splits
+
+
 def _split_at(
-    scale: _LogScale, values: Sequence[float], first: int, cut: int, last: int, slow: float
+    scale: _LogScale,
+    values: Sequence[float],
+    first: int,
+    cut: int,
+    last: int,
+    slow: float,
 ) -> Split | None:
     before = values[first:cut]
     after = values[cut:last]
@@ -335,18 +432,19 @@ def _without_drifts(scale: _LogScale, cuts: list[int]) -> list[int]:
     explains as well.
     """
     edges = [0, *cuts, len(scale.xs)]
-    levels = [_middle(sorted(scale.xs[a:b])) for a, b in pairwise(edges)]
+    levels = [_middle(scale.xs[begin:end]) for begin, end in pairwise(edges)]
+    is_up = [after > before for before, after in pairwise(levels)]
     steps: list[int] = []
     place = 0
     while place < len(cuts):
-        up = levels[place + 1] > levels[place]
         end = place + 1
-        while end < len(cuts) and (levels[end + 1] > levels[end]) is up:
+        while end < len(cuts) and is_up[end] is is_up[place]:
             end += 1
+        run = cuts[place:end]
         first = edges[place]
         last = edges[end + 1]
-        if not _line_is_better(scale, first, cuts[place:end], last):
-            steps += cuts[place:end]
+        if not _line_is_better(scale, first, run, last):
+            steps += run
         place = end
     return steps
 
@@ -354,18 +452,27 @@ def _without_drifts(scale: _LogScale, cuts: list[int]) -> list[int]:
 def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int) -> bool:
     """Return whether a straight line explains the stretch as well as the steps do."""
     xs = scale.xs[first:last]
+    n = len(xs)
     room = CLIP * scale.spread
-    floor = len(xs) * (scale.spread / 10) ** 2
-    by_steps = floor + _squares(xs, _step_values(scale, [first, *cuts, last]), room)
-    by_line = floor + _squares(xs, _line_values(xs, room), room)
-    # Every further step could fit by chance.
-    needed = _LINE_BETTER if len(cuts) == 1 else -len(cuts) * math.log(len(xs))
-    return len(xs) * math.log(by_steps / by_line) > needed
+    tenth = scale.spread / 10
+    floor = n * tenth**2
+    steps = _step_values(scale, [first, *cuts, last])
+    line = _line_values(xs, room)
+    left_by_steps = floor + _squares(xs, steps, room)
+    left_by_line = floor + _squares(xs, line, room)
+    needed = _LINE_BETTER
+    if len(cuts) > 1:
+        # Every further step could fit by chance.
+        needed = -len(cuts) * math.log(n)
+    likelihood = n * math.log(left_by_steps / left_by_line)
+    return likelihood > needed
 
 
 def _squares(xs: Sequence[float], fitted: Sequence[float], room: float) -> float:
     """Return the sum of squares of what a fit leaves, each residual clipped to `room`."""
-    return sum(min(abs(x - value), room) ** 2 for x, value in zip(xs, fitted, strict=True))
+    residuals: Iterable[float] = map(sub, xs, fitted)
+    clipped = [min(abs(residual), room) for residual in residuals]
+    return sum(distance**2 for distance in clipped)
 
 
 def _step_values(scale: _LogScale, edges: Sequence[int]) -> list[float]:
@@ -374,8 +481,11 @@ def _step_values(scale: _LogScale, edges: Sequence[int]) -> list[float]:
     fitted: list[float] = []
     for begin, end in pairwise(edges):
         part = scale.xs[begin:end]
-        middle = _middle(sorted(part))
-        level = math.fsum(min(max(x, middle - room), middle + room) for x in part) / len(part)
+        middle = _middle(part)
+        low = middle - room
+        high = middle + room
+        clipped = [min(max(x, low), high) for x in part]
+        level = math.fsum(clipped) / len(part)
         fitted += [level] * len(part)
     return fitted
 
@@ -384,19 +494,25 @@ def _line_values(xs: Sequence[float], room: float) -> list[float]:
     """Return the values of the straight line through all of them."""
     n = len(xs)
     centre = (n - 1) / 2
+    offsets = [place - centre for place in range(n)]
     width = n * (n * n - 1) / 12
     line: list[float] = []
     steady: Sequence[float] = xs
     for _ in range(3):  # again with outliers clipped to the line
         height = math.fsum(steady) / n
-        slope = sum((place - centre) * x for place, x in enumerate(steady)) / width
-        line = [height + slope * (place - centre) for place in range(n)]
+        rise = sum(map(mul, offsets, steady))
+        slope = rise / width
+        line = [height + slope * offset for offset in offsets]
         steady = [
             min(max(x, value - room), value + room) for x, value in zip(xs, line, strict=True)
         ]
     return line
 
 
-def _middle(ordered: Sequence[float]) -> float:
+def _middle(values: Iterable[float]) -> float:
+    """Return the median, the mean of the two values in the middle."""
+    ordered = sorted(values)
     n = len(ordered)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    below = ordered[(n - 1) // 2]
+    above = ordered[n // 2]
+    return (below + above) / 2

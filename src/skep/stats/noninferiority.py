@@ -28,6 +28,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from statistics import NormalDist, fmean
 
 import msgspec
@@ -82,30 +83,41 @@ def lower_bound(items: Mapping[float, float], *, corrected: bool = True, z: floa
 
 def upper_bound(items: Mapping[float, float], *, corrected: bool = True, z: float = Z) -> float:
     """Return the one-sided upper bound, as the mirror image of the lower one."""
-    return -lower_bound(
-        {-value: count for value, count in items.items()}, corrected=corrected, z=z
-    )
+    mirrored = {-value: count for value, count in items.items()}
+    return -lower_bound(mirrored, corrected=corrected, z=z)
 
 
 def score(
-    items: Mapping[float, float], truth: float, *, corrected: bool = True, z: float = Z
+    items: Mapping[float, float],
+    truth: float,
+    *,
+    corrected: bool = True,
+    z: float = Z,
 ) -> float:
     """Return by how many standard errors the items are better than `truth`, a mean difference
     below theirs.
     """
     total = sum(items.values())
     shares = _most_likely(items, truth)
-    variance = sum(share * (value - truth) ** 2 for value, share in shares.items())
+    variance = _moment(shares, truth, 2)
     ahead = total * (mean_of(items) - truth)
     if corrected:
-        ahead -= max(0.0, _correction(shares, truth, variance, z))
+        correction = _correction(shares, truth, variance, z)
+        ahead -= max(0.0, correction)
     if variance > 0:
         return ahead / math.sqrt(total * variance)
     return math.copysign(math.inf, ahead)
 
 
+def _moment(shares: Mapping[float, float], centre: float, power: int) -> float:
+    """Return the mean of this power of the distances from the centre."""
+    return sum(share * (value - centre) ** power for value, share in shares.items())
+
+
 def mean_of(items: Mapping[float, float]) -> float:
-    return math.fsum(value * count for value, count in items.items()) / math.fsum(items.values())
+    total = math.fsum(value * count for value, count in items.items())
+    count_of_all = math.fsum(items.values())
+    return total / count_of_all
 
 
 def _correction(shares: Mapping[float, float], truth: float, variance: float, z: float) -> float:
@@ -115,9 +127,11 @@ def _correction(shares: Mapping[float, float], truth: float, variance: float, z:
     step = 0.0
     changed = sum(share * abs(value) for value, share in shares.items())
     if changed:
-        step = sum(share * value * value for value, share in shares.items()) / changed
-    skew = sum(share * (value - truth) ** 3 for value, share in shares.items()) / variance
-    return step / 2 + (z * z - 1) / 6 * skew
+        squares = sum(share * value * value for value, share in shares.items())
+        step = squares / changed
+    skew = _moment(shares, truth, 3) / variance
+    skew_factor = (z * z - 1) / 6
+    return step / 2 + skew_factor * skew
 
 
 def _most_likely(items: Mapping[float, float], truth: float) -> dict[float, float]:
@@ -132,11 +146,10 @@ def _most_likely(items: Mapping[float, float], truth: float) -> dict[float, floa
         tilt = max_tilt
     else:
         tilt = _root(items, truth, max_tilt)
-    shares = {
-        value: count / total / (1 + tilt * (value - truth))
-        for value, count in items.items()
-        if value > -1
-    }
+    shares: dict[float, float] = {}
+    for value, count in items.items():
+        if value > -1:
+            shares[value] = count / total / (1 + tilt * (value - truth))
     shares[-1.0] = max(0.0, 1 - sum(shares.values()))
     return shares
 
@@ -160,10 +173,12 @@ def _root(items: Mapping[float, float], truth: float, max_tilt: float) -> float:
     high = max_tilt
     tilt = 0.0
     for _ in range(200):
-        value = slope = 0.0
+        value = 0.0
+        slope = 0.0
         for difference, count in items.items():
             if count > 0:
-                part = (difference - truth) / (1 + tilt * (difference - truth))
+                distance = difference - truth
+                part = distance / (1 + tilt * distance)
                 value += count * part
                 slope += count * part * part
         if value > 0:
@@ -171,8 +186,10 @@ def _root(items: Mapping[float, float], truth: float, max_tilt: float) -> float:
         else:
             high = tilt
         following = (low + high) / 2
-        if slope > 0 and low < tilt + value / slope < high:
-            following = tilt + value / slope
+        if slope > 0:
+            newton = tilt + value / slope
+            if low < newton < high:
+                following = newton
         if abs(following - tilt) <= 1e-13 * max_tilt:
             return following
         tilt = following
@@ -203,20 +220,20 @@ def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> Paire
         raise ValueError("a difference needs at least one pair")
     base_rates = [fmean(before for before, _ in repeats) for repeats in items]
     load_rates = [fmean(after for _, after in repeats) for repeats in items]
-    mean_differences = Counter(
-        sum(after - before for before, after in repeats) / len(repeats) for repeats in items
-    )
-    changes = Counter(after - before for repeats in items for before, after in repeats)
+    changes_by_item = [[after - before for before, after in repeats] for repeats in items]
+    mean_differences = Counter(sum(changes) / len(changes) for changes in changes_by_item)
+    changed_pairs = Counter(chain.from_iterable(changes_by_item))
+    count = len(items)
     return PairedDifference(
-        items=len(items),
+        items=count,
         pairs=sum(map(len, items)),
-        base_rate=math.fsum(base_rates) / len(items),
-        rate=math.fsum(load_rates) / len(items),
+        base_rate=math.fsum(base_rates) / count,
+        rate=math.fsum(load_rates) / count,
         difference=mean_of(mean_differences),
         low=lower_bound(mean_differences),
         high=upper_bound(mean_differences),
-        lost=changes[-1],
-        gained=changes[1],
+        lost=changed_pairs[-1],
+        gained=changed_pairs[1],
     )
 
 
@@ -264,11 +281,16 @@ def items_needed(
 
 
 def delta_shown(
-    items: int, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8
+    items: int,
+    *,
+    discordance: float = ASSUMED_DISCORDANCE,
+    repeats: int = 1,
+    power: float = 0.8,
 ) -> float:
     """Return the smallest loss that so many items can exclude in `power` of runs."""
     values = _item_values(discordance, repeats, ASSUMED_CORRELATION)
-    return -lower_bound(_unlucky(values, items, power))
+    outcome = _unlucky(values, items, power)
+    return -lower_bound(outcome)
 
 
 def _item_values(discordance: float, repeats: int, correlation: float) -> dict[float, float]:
@@ -277,18 +299,26 @@ def _item_values(discordance: float, repeats: int, correlation: float) -> dict[f
     A share of `correlation` of the items is the same in all repeats, the repeats of the others are
     independent. This gives the variance that a correlation stands for.
     """
-    once = {-1: discordance / 2, 0: 1 - discordance, 1: discordance / 2}
+    one_way = discordance / 2
+    once = {-1: one_way, 0: 1 - discordance, 1: one_way}
     sums = {0: 1.0}
     for _ in range(repeats):
-        following: dict[int, float] = {}
-        for total, share in sums.items():
-            for change, chance in once.items():
-                following[total + change] = following.get(total + change, 0.0) + share * chance
-        sums = following
+        sums = _sums_after(sums, once)
     values = {total / repeats: (1 - correlation) * share for total, share in sums.items()}
     for change, chance in once.items():
-        values[float(change)] = values.get(float(change), 0.0) + correlation * chance
+        value = float(change)
+        values[value] = values.get(value, 0.0) + correlation * chance
     return {value: share for value, share in values.items() if share > 0}
+
+
+def _sums_after(sums: Mapping[int, float], once: Mapping[int, float]) -> dict[int, float]:
+    """Return how the sum of the repeats is spread after one more of them."""
+    following: dict[int, float] = {}
+    for total, share in sums.items():
+        for change, chance in once.items():
+            changed = total + change
+            following[changed] = following.get(changed, 0.0) + share * chance
+    return following
 
 
 def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[float, float]:
@@ -296,10 +326,13 @@ def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[fl
     the spread, tilted to that mean.
     """
     mean = mean_of(values)
-    variance = sum(share * (value - mean) ** 2 for value, share in values.items())
-    aim = mean - NormalDist().inv_cdf(power) * math.sqrt(variance / items)
-    if aim <= min(values):
-        return {min(values): float(items)}
+    variance = _moment(values, mean, 2)
+    error = math.sqrt(variance / items)
+    deviations = NormalDist().inv_cdf(power)
+    aim = mean - deviations * error
+    lowest = min(values)
+    if aim <= lowest:
+        return {lowest: float(items)}
     low = -100.0
     high = 0.0
     for _ in range(50):

@@ -150,10 +150,12 @@ def t_quantile(confidence: float, freedom: float) -> float:
     scale = (
         math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
     )
+    tails = 1 - confidence
     for _ in range(STEPS):  # Newton's: the tail is convex, so each step stays below the answer
         x = freedom / (freedom + t * t)
         density = math.exp(scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
-        step = (_beta_share(x, freedom / 2, 0.5) - (1 - confidence)) / (2 * density)
+        excess = _beta_share(x, freedom / 2, 0.5) - tails
+        step = excess / (2 * density)
         t += step
         if abs(step) < 1e-11 * t:
             break
@@ -167,12 +169,14 @@ def _beta_share(x: float, a: float, b: float) -> float:
     """
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    front = (
-        a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    )
+    log_front = a * math.log(x) + b * math.log1p(-x)
+    log_front += math.lgamma(a + b)
+    log_front -= math.lgamma(a)
+    log_front -= math.lgamma(b)
+    front = math.exp(log_front)
     if x < (a + 1) / (a + b + 2):
-        return math.exp(front) / a / _fraction(x, a, b)
-    return 1 - math.exp(front) / b / _fraction(1 - x, b, a)
+        return front / a / _fraction(x, a, b)
+    return 1 - front / b / _fraction(1 - x, b, a)
 
 
 def _fraction(x: float, a: float, b: float) -> float:

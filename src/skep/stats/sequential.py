@@ -79,16 +79,21 @@ class MeasurementNoise:
         """Learn from the means of one configuration's starts, or of two sides' differences by
         round: the spread that readings do not explain is that of starts.
         """
-        if len(means) >= 2:
-            within = sides * self.reading**2 * fmean(1 / count for count in counts)
-            self._start_squares += (len(means) - 1) * max(0.0, variance(means) - within) / sides
-            self.start_freedom += len(means) - 1
+        if len(means) < 2:
+            return
+        freedom = len(means) - 1
+        within = sides * self.reading**2 * fmean(1 / count for count in counts)
+        between = max(0.0, variance(means) - within)
+        self._start_squares += freedom * between / sides
+        self.start_freedom += freedom
 
     def clipped(self, logs: Sequence[float]) -> list[float]:
         """Return the readings with outliers pulled in to three deviations."""
         middle = median(logs)
         room = _CLIP * self.reading
-        return [min(max(value, middle - room), middle + room) for value in logs]
+        low = middle - room
+        high = middle + room
+        return [min(max(value, low), high) for value in logs]
 
     def mean_variance(self, count: int) -> float:
         """Return the variance of the mean of one start's readings, as a measure of the
@@ -129,7 +134,8 @@ class SequentialTest:
         if self.verdict is not SequentialVerdict.OPEN:
             return
         if pairs:
-            self._differences.append(self._clipped([b - a for a, b in pairs]))
+            differences = [b - a for a, b in pairs]
+            self._differences.append(self._clipped(differences))
         if self.pairs >= 2:
             self.verdict = self._judged()
 
@@ -151,11 +157,13 @@ class SequentialTest:
     def _judged(self) -> SequentialVerdict:
         mean = _mean_of(self._differences, self._noise, sides=2)
         reach = mean.reach(1 - self._chance_per_look, _MOST_FREEDOM)
-        if mean.estimate + reach < 0:
+        low = mean.estimate - reach
+        high = mean.estimate + reach
+        if high < 0:
             return SequentialVerdict.WORSE
-        if self.rounds >= 2 and mean.estimate - reach > 0:
+        if self.rounds >= 2 and low > 0:
             return SequentialVerdict.BETTER
-        if mean.estimate + reach < self._worth:  # a gain worth having is excluded
+        if high < self._worth:  # a gain worth having is excluded
             return SequentialVerdict.SAME
         final_reach = reach * math.sqrt(self.rounds / self._rounds)
         is_hopeless = mean.estimate + mean.error < final_reach
@@ -165,8 +173,11 @@ class SequentialTest:
 
     def _clipped(self, differences: list[float]) -> list[float]:
         middle = median(chain(*self._differences, differences))
-        room = _CLIP * math.sqrt(2) * math.hypot(self._noise.reading, self._noise.start)
-        return [min(max(value, middle - room), middle + room) for value in differences]
+        deviation = math.hypot(self._noise.reading, self._noise.start)
+        room = _CLIP * math.sqrt(2) * deviation
+        low = middle - room
+        high = middle + room
+        return [min(max(value, low), high) for value in differences]
 
 
 def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -> Interval | None:
@@ -180,7 +191,10 @@ def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -
 
 
 def _mean_of(
-    groups: Sequence[Sequence[float]], noise: MeasurementNoise, *, sides: int
+    groups: Sequence[Sequence[float]],
+    noise: MeasurementNoise,
+    *,
+    sides: int,
 ) -> MeanEstimate:
     """Return the mean over starts, or over rounds of two sides, by the noise known so far and the
     noise that these groups show.
@@ -192,21 +206,27 @@ def _mean_of(
     thin = fmean(1 / len(group) for group in groups)
     means = [fmean(group) for group in groups]
     estimate = fmean(means)
-    readings = _GUESS_READING + sum(len(group) - 1 for group in groups)
+    reading_freedom = _GUESS_READING + sum(len(group) - 1 for group in groups)
     within = sum(
         (value - mean) ** 2 for group, mean in zip(groups, means, strict=True) for value in group
     )
-    reading = (_GUESS_READING * sides * noise.reading**2 + within) / readings
-    between = max(
-        0.0, sum((mean - estimate) ** 2 for mean in means) - (count - 1) * reading * thin
-    )
+    reading_guess = _GUESS_READING * sides * noise.reading**2
+    reading = (reading_guess + within) / reading_freedom
+    squares_of_means = sum((mean - estimate) ** 2 for mean in means)
+    squares_of_readings = (count - 1) * reading * thin
+    between = max(0.0, squares_of_means - squares_of_readings)
     freedom = noise.start_freedom + count - 1
-    start = (noise.start_freedom * sides * noise.start**2 + between) / freedom
-    if count > 1 and between / (count - 1) > start:
-        start = between / (count - 1)
-        if sides == 1:
-            freedom = float(count)
-    return MeanEstimate(estimate, ((start / count, freedom), (reading * thin / count, readings)))
+    start_guess = noise.start_freedom * sides * noise.start**2
+    start = (start_guess + between) / freedom
+    if count > 1:
+        own_spread = between / (count - 1)
+        if own_spread > start:
+            start = own_spread
+            if sides == 1:
+                freedom = float(count)
+    start_part = (start / count, freedom)
+    reading_part = (reading * thin / count, reading_freedom)
+    return MeanEstimate(estimate, (start_part, reading_part))
 
 
 class PrecisionGoal(msgspec.Struct, frozen=True):
@@ -243,9 +263,9 @@ class Precision:
     @property
     def enough(self) -> bool:
         width = self.half_width
-        return (
-            self.repeats >= self.goal.fewest and width is not None and width <= self.goal.relative
-        )
+        if width is None or self.repeats < self.goal.fewest:
+            return False
+        return width <= self.goal.relative
 
     @property
     def done(self) -> bool:
@@ -260,11 +280,16 @@ class Precision:
         if self.repeats < 2:
             return None
         mean = math.fsum(self._figures) / self.repeats
-        spread = stdev(self._figures) / abs(mean) if mean else math.inf
+        spread = math.inf
+        if mean:
+            spread = stdev(self._figures) / abs(mean)
+
+        def is_too_wide(repeats: int) -> bool:
+            half_width = t_quantile(0.95, repeats - 1) * spread / math.sqrt(repeats)
+            return half_width > self.goal.relative
+
         repeats = max(self.goal.fewest, self.repeats + 1)
-        while repeats < self.goal.max_repeats and (
-            t_quantile(0.95, repeats - 1) * spread / math.sqrt(repeats) > self.goal.relative
-        ):
+        while repeats < self.goal.max_repeats and is_too_wide(repeats):
             repeats += 1
         return repeats - self.repeats
 
@@ -314,10 +339,20 @@ def _is_steady(values: Sequence[float]) -> bool:
     middle = median(values)
     room = TOLERANCE * abs(middle)
     strays = sum(abs(value - middle) > room for value in values)
-    steps = [after - before for before, after in pairwise(values)]
-    is_one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
-    allowed_strays = 1 if len(values) >= WINDOW else 0
-    if strays > allowed_strays or (is_one_way and abs(values[-1] - values[0]) > room / 5):
+    allowed_strays = 0
+    if len(values) >= WINDOW:
+        allowed_strays = 1
+    if strays > allowed_strays:
         return False
-    slope = linear_regression(range(len(values)), values).slope
-    return abs(slope * (len(values) - 1)) <= 1.2 * room
+    change = abs(values[-1] - values[0])
+    if _is_one_way(values) and change > room / 5:
+        return False
+    line = linear_regression(range(len(values)), values)
+    change_of_line = abs(line.slope * (len(values) - 1))
+    return change_of_line <= 1.2 * room
+
+
+def _is_one_way(values: Sequence[float]) -> bool:
+    """Return whether the values only rise, or only fall."""
+    steps = [after - before for before, after in pairwise(values)]
+    return all(step > 0 for step in steps) or all(step < 0 for step in steps)

@@ -20,6 +20,9 @@ from msgspec.structs import replace
 from skep.stats.percentiles import WIDEST, runs_interval, t_quantile
 
 MARGIN = 0.05
+# Ratios beyond which a level is faster or slower than another by the margin.
+_FASTER = 1 + MARGIN
+_SLOWER = 1 - MARGIN
 TAILS = 0.10  # of both sides together: one-sided questions are answered at 95 %
 
 
@@ -89,17 +92,25 @@ class _CurveLevel(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, points: Sequence[LevelPoint]) -> _CurveLevel:
         """Return the level of its points."""
-        concurrency = points[0].concurrency
         values = [value for point in points for value in point.values]
         spreads = [_spread(point) for point in points]
-        low = min(spread[0] for spread in spreads)
-        high = max(spread[1] for spread in spreads)
+        level = cls(
+            concurrency=points[0].concurrency,
+            count=len(values),
+            estimate=0.0,
+            squares=0.0,
+            low=min(low for low, _ in spreads),
+            high=max(high for _, high in spreads),
+        )
         if min(values) <= 0:
-            return cls(concurrency, len(values), 0.0, 0.0, low, high)
+            return level
         logs = [math.log(value) for value in values]
         mean = fmean(logs)
-        squares = math.fsum((value - mean) ** 2 for value in logs)
-        return cls(concurrency, len(values), math.exp(mean), squares, low, high)
+        return replace(
+            level,
+            estimate=math.exp(mean),
+            squares=math.fsum((value - mean) ** 2 for value in logs),
+        )
 
 
 def _spread(point: LevelPoint) -> tuple[float, float]:
@@ -115,17 +126,17 @@ class SpeedCurve:
     """The usable levels in order of C, with what can be said about each pair of them."""
 
     def __init__(self, levels: Iterable[LevelPoint]) -> None:
-        usable: dict[int, list[LevelPoint]] = {}
+        points: dict[int, list[LevelPoint]] = {}
         for level in levels:
             if level.values and not level.limited and not level.few:
-                usable.setdefault(level.concurrency, []).append(level)
-        self.levels = [_CurveLevel.of(usable[c]) for c in sorted(usable)]
-        self._freedom = sum(level.count - 1 for level in self.levels if level.estimate)
-        squares = math.fsum(level.squares for level in self.levels)
+                points.setdefault(level.concurrency, []).append(level)
+        self.levels = [_CurveLevel.of(points[concurrency]) for concurrency in sorted(points)]
+        measured = [level for level in self.levels if level.estimate]
+        self._freedom = sum(level.count - 1 for level in measured)
+        self.noise: float | None = None
         if self._freedom:
-            self.noise: float | None = math.sqrt(squares / self._freedom)
-        else:
-            self.noise = None
+            squares = math.fsum(level.squares for level in measured)
+            self.noise = math.sqrt(squares / self._freedom)
 
     def ratio(self, above: int, below: int, *, among: int = 1) -> tuple[float, float, float]:
         """Return low, estimate and high of one level over another; without bounds while no level
@@ -142,14 +153,12 @@ class SpeedCurve:
             return (0.0, math.inf, math.inf)
         share = above_level.estimate / below_level.estimate
         if self.noise is None:
-            return 0.0, share, math.inf
-        reach = (
-            t_quantile(1 - TAILS / among, self._freedom)
-            * self.noise
-            * math.sqrt(1 / above_level.count + 1 / below_level.count)
-        )
+            return (0.0, share, math.inf)
+        quantile = t_quantile(1 - TAILS / among, self._freedom)
+        runs_share = 1 / above_level.count + 1 / below_level.count
+        reach = quantile * self.noise * math.sqrt(runs_share)
         spread = math.exp(min(reach, WIDEST))
-        return share / spread, share, share * spread
+        return (share / spread, share, share * spread)
 
     def best_before(self, index: int) -> int | None:
         """Return the best of the smaller levels; None for the first."""
@@ -157,20 +166,21 @@ class SpeedCurve:
 
     def is_below(self, index: int, reference: int) -> bool:
         """Return whether all of one level's interval lies below the other's."""
-        return self.levels[index].high < self.levels[reference].low
+        highest = self.levels[index].high
+        lowest = self.levels[reference].low
+        return highest < lowest
 
     def knee_side(self, index: int) -> CurveSide:
         """Return the side of a level. BEFORE: a larger level is surely better by the margin.
         AFTER: surely none is.
         """
         later = range(index + 1, len(self.levels))
-        better = [
-            place for place in later if self.ratio(place, index, among=len(later))[0] > 1 + MARGIN
-        ]
-        if any(self.is_below(index, place) for place in better):
-            return CurveSide.BEFORE
+        for place in later:
+            low, _, _ = self.ratio(place, index, among=len(later))
+            if low > _FASTER and self.is_below(index, place):
+                return CurveSide.BEFORE
         ratios = [self.ratio(place, index) for place in later]
-        if ratios and all(high < 1 + MARGIN for _, _, high in ratios):
+        if ratios and all(high < _FASTER for _, _, high in ratios):
             return CurveSide.AFTER
         return CurveSide.UNCLEAR
 
@@ -179,10 +189,13 @@ class SpeedCurve:
         AFTER: surely under it.
         """
         best = self.best_before(index)
-        if best is None or self.ratio(index, best)[0] > 1 - MARGIN:
+        if best is None:
+            return CurveSide.BEFORE
+        low, _, _ = self.ratio(index, best)
+        if low > _SLOWER:
             return CurveSide.BEFORE
         _, _, high = self.ratio(index, best, among=index)
-        if high < 1 - MARGIN and self.is_below(index, best):
+        if high < _SLOWER and self.is_below(index, best):
             return CurveSide.AFTER
         return CurveSide.UNCLEAR
 
@@ -190,16 +203,19 @@ class SpeedCurve:
         """Return the knee; None: the last level is still faster, or there are fewer than two."""
         count = len(self.levels)
         for at in range(count - 1):
-            if all(self._estimate(place, at) < 1 + MARGIN for place in range(at + 1, count)):
+            later = range(at + 1, count)
+            gains = (self._estimate(place, at) for place in later)
+            if all(gain < _FASTER for gain in gains):
                 return self._place(at, at - 1, at, self.knee_side)
         return None
 
     def cliff(self) -> TurningPoint | None:
         """Return the cliff; None: the last level is not under the best."""
-        first_under = len(self.levels)
+        count = len(self.levels)
+        first_under = count
         while self._is_under_best(first_under - 1):
             first_under -= 1
-        if first_under == len(self.levels):
+        if first_under == count:
             return None
         last_good = first_under - 1
         return self._place(last_good, last_good, first_under, self.cliff_side)
@@ -207,7 +223,7 @@ class SpeedCurve:
     def _is_under_best(self, index: int) -> bool:
         """Return whether a level is estimated under the best of the smaller ones by the margin."""
         best = self.best_before(index)
-        return best is not None and self._estimate(index, best) < 1 - MARGIN
+        return best is not None and self._estimate(index, best) < _SLOWER
 
     def _estimate(self, above: int, below: int) -> float:
         _, estimate, _ = self.ratio(above, below)
@@ -215,8 +231,11 @@ class SpeedCurve:
 
     def bracket(self, place: TurningPoint) -> tuple[int, int]:
         """Return the bracket in C; it begins at 0 where even the first level is past the point."""
-        low = self.levels[place.low].concurrency if place.low >= 0 else 0
-        return low, self.levels[place.high].concurrency
+        low = 0
+        if place.low >= 0:
+            low = self.levels[place.low].concurrency
+        high = self.levels[place.high].concurrency
+        return low, high
 
     def _place(self, at: int, low: int, high: int, side: SideOf) -> TurningPoint:
         """Return the point, its bracket widened over levels that are unclear.
@@ -225,14 +244,26 @@ class SpeedCurve:
         """
         if self.noise is None:
             return TurningPoint(at, low, high, sure=False)
-        last = len(self.levels) - 1
-        surely_before = (place for place in range(low, -1, -1) if side(place) is CurveSide.BEFORE)
-        surely_after = (place for place in range(high, last + 1) if side(place) is CurveSide.AFTER)
+        count = len(self.levels)
+        smaller = range(low, -1, -1)
+        larger = range(high, count)
+        surely_before = (place for place in smaller if side(place) is CurveSide.BEFORE)
+        surely_after = (place for place in larger if side(place) is CurveSide.AFTER)
         sure_low = next(surely_before, -1)
         sure_high = next(surely_after, None)
         if sure_high is None:
-            return TurningPoint(at, sure_low, last, sure=False)
-        return TurningPoint(at, sure_low, sure_high, sure=True)
+            return TurningPoint(
+                at=at,
+                low=sure_low,
+                high=count - 1,
+                sure=False,
+            )
+        return TurningPoint(
+            at=at,
+            low=sure_low,
+            high=sure_high,
+            sure=True,
+        )
 
 
 def find_turning(levels: Iterable[LevelPoint]) -> Turning:
@@ -241,20 +272,22 @@ def find_turning(levels: Iterable[LevelPoint]) -> Turning:
     """
     levels = list(levels)
     curve = SpeedCurve(levels)
-    few = tuple(sorted({level.concurrency for level in levels if level.few and not level.limited}))
+    few = {level.concurrency for level in levels if level.few and not level.limited}
     knee = curve.knee()
     cliff = curve.cliff()
-    unclear = _unclear_places(curve, knee, cliff)
-    can_tell = curve.noise is not None and len(curve.levels) > 1
+    unclear_places = _unclear_places(curve, knee, cliff)
+    unclear: list[int] = []
+    if curve.noise is not None and len(curve.levels) > 1:
+        unclear = [curve.levels[place].concurrency for place in unclear_places]
     turning = Turning(
         knee=None,
         knee_bracket=None,
         cliff=None,
         cliff_bracket=None,
         drop_pct=None,
-        sure=not unclear and not few,
-        unclear=tuple(curve.levels[place].concurrency for place in unclear if can_tell),
-        few=few,
+        sure=not unclear_places and not few,
+        unclear=tuple(unclear),
+        few=tuple(sorted(few)),
     )
     if knee is not None and knee.is_known:
         turning = replace(
@@ -263,28 +296,37 @@ def find_turning(levels: Iterable[LevelPoint]) -> Turning:
             knee_bracket=curve.bracket(knee),
         )
     if cliff is not None and cliff.is_known:
-        estimates = [level.estimate for level in curve.levels]
         turning = replace(
             turning,
             cliff=curve.levels[cliff.at].concurrency,
             cliff_bracket=curve.bracket(cliff),
-            drop_pct=100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates)),
+            drop_pct=_drop_pct(curve, cliff),
         )
     return turning
 
 
+def _drop_pct(curve: SpeedCurve, cliff: TurningPoint) -> float:
+    """Return by how much the lowest level beyond the cliff lies under the best of all."""
+    estimates = [level.estimate for level in curve.levels]
+    lowest = min(estimates[cliff.at + 1 :])
+    best = max(estimates)
+    return 100 * (1 - lowest / best)
+
+
 def _unclear_places(
-    curve: SpeedCurve, knee: TurningPoint | None, cliff: TurningPoint | None
+    curve: SpeedCurve,
+    knee: TurningPoint | None,
+    cliff: TurningPoint | None,
 ) -> list[int]:
     """Return the levels, by index, between which a point lies that the repeats do not show."""
     unclear: set[int] = set()
     if knee is None and cliff is None:
-        before_last = len(curve.levels) - 2
-        if before_last < 0 or curve.knee_side(before_last) is not CurveSide.BEFORE:
+        last = len(curve.levels) - 1
+        if last < 1 or curve.knee_side(last - 1) is not CurveSide.BEFORE:
             # Whether the speed grows up to the last level.
-            unclear |= {before_last, before_last + 1}
+            unclear.update((last - 1, last))
     if knee is not None and not knee.is_known:
-        unclear |= {*range(knee.low + 1, knee.high + 1)}
+        unclear.update(range(knee.low + 1, knee.high + 1))
     if cliff is not None and not cliff.is_known:
-        unclear |= {*range(cliff.low, cliff.high + 1)}
+        unclear.update(range(cliff.low, cliff.high + 1))
     return sorted(unclear)

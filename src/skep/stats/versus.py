@@ -84,7 +84,11 @@ def _judgement(ratio: Interval | None, indifferent: float, more_is_better: bool)
 
 
 def ratio_of_medians(
-    a: Sequence[float], b: Sequence[float], *, slow: float = 1.0, confidence: float = 0.95
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    slow: float = 1.0,
+    confidence: float = 0.95,
 ) -> Interval | None:
     """Return median(b) / median(a), with an interval by the ranks around each median.
 
@@ -98,11 +102,16 @@ def ratio_of_medians(
     if below <= 0 or above < 0:
         return None
     error_a = _error_of_median(a) / below
-    error_b = _error_of_median(b) / above if above else 0.0
+    error_b = 0.0
+    if above:
+        error_b = _error_of_median(b) / above
     error = math.hypot(error_a, error_b)
-    reach = min(slow * t_quantile(confidence, len(a) + len(b) - 2) * error, 50.0)
+    freedom = len(a) + len(b) - 2
+    reach = min(slow * t_quantile(confidence, freedom) * error, 50.0)
     ratio = above / below
-    return Interval(ratio * math.exp(-reach), ratio, ratio * math.exp(reach))
+    low = ratio * math.exp(-reach)
+    high = ratio * math.exp(reach)
+    return Interval(low, ratio, high)
 
 
 def deviations(values: Sequence[float]) -> list[float]:
@@ -121,14 +130,21 @@ def slowness(parts: Sequence[Sequence[float]]) -> float:
     from the correlation of neighbours, and from how much of it a mean of few values hides.
     """
     count = sum(map(len, parts))
-    means = [(part, math.fsum(part) / len(part)) for part in parts if part]
-    around = [[value - mean for value in part] for part, mean in means]
-    squares = sum(value * value for part in around for value in part)
+    deviations_by_part: list[list[float]] = []
+    for part in parts:
+        if part:
+            mean = math.fsum(part) / len(part)
+            deviations_by_part.append([value - mean for value in part])
+    squares = sum(deviation * deviation for part in deviations_by_part for deviation in part)
     if squares <= 0:
         return 1.0
-    alike = sum(before * after for part in around for before, after in pairwise(part)) / squares
-    alike = min(max(alike + _HIDDEN * len(around) / count, 0.0), _SLOWEST)
-    return math.sqrt((1 + alike) / (1 - alike))
+    products = sum(
+        before * after for part in deviations_by_part for before, after in pairwise(part)
+    )
+    hidden = _HIDDEN * len(deviations_by_part) / count
+    correlation = products / squares + hidden
+    correlation = min(max(correlation, 0.0), _SLOWEST)
+    return math.sqrt((1 + correlation) / (1 - correlation))
 
 
 def _error_of_median(values: Sequence[float]) -> float:
@@ -148,7 +164,8 @@ def _error_of_median(values: Sequence[float]) -> float:
     else:
         chance_below = sum(math.comb(n, count) for count in range(rank)) / 2**n
         deviations_off = -NormalDist().inv_cdf(chance_below)
-    return (ordered[n - rank] - ordered[rank - 1]) / (2 * deviations_off)
+    distance = ordered[n - rank] - ordered[rank - 1]
+    return distance / (2 * deviations_off)
 
 
 def judge(
