@@ -15,7 +15,7 @@ from skep.engines.simulated import Simulated
 from skep.engines.simulated_requests import natural_tokens, seed_of
 from skep.engines.simulated_server import SimulatedLoop, SimulatedMetrics
 from skep.errors import UserError
-from skep.planner.predict import SimulatedReplica
+from skep.planner.batching import SimulatedReplica
 from skep.planner.setup import PlannedLoad
 
 

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.predict import Sequence, SimulatedReplica, lengths, prospect, simulate_load
+from skep.planner.batching import Sequence, SimulatedReplica
+from skep.planner.predict import lengths, prospect, simulate_load
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation, find_kv, find_quant
 from skep.planner.step import published_constants, step_model
 

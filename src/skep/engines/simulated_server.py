@@ -31,7 +31,7 @@ from skep.engines.simulated_requests import (
 )
 from skep.errors import UserError
 from skep.paths import HOST
-from skep.planner.predict import BatchPass, Sequence, SimulatedReplica
+from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
 from skep.wire.heads import Origin
 from skep.wire.listen import cannot_listen, socket_for
 from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
@@ -401,7 +401,8 @@ def main() -> int:
     listener.listen(1024)
     changed = {"slots": args.slots, "context_tokens": args.context}
     plan = replace(plan, **{key: value for key, value in changed.items() if value is not None})
-    print((f"simulated: {plan.about}"), file=sys.stderr, flush=True)  # noqa: T201 - the first line of its log
+    # This is the first line of its log.
+    print((f"simulated: {plan.about}"), file=sys.stderr, flush=True)  # noqa: T201
     uvloop.run(serve(plan, args.model, listener, args.report_fd, key))
     return 0
 
