@@ -57,6 +57,7 @@ _PER_CYCLE = (
     ("asimddp", 8),
 )
 _LEAST_PER_CYCLE = 4
+_GBS_OF_NVLINK = 14.0  # of one link of a card whose sum the catalogue does not have
 
 
 class ResolvedRig(msgspec.Struct, frozen=True):
@@ -81,17 +82,26 @@ def find_rig(text: str, link: str | None = None) -> ResolvedRig:
             lacks = "has no cards" if name else "names no card"
             raise UserError(f"--gpu `{text}` {lacks}", hint=_HINT)
         card = device(name)
-        if others := other_matches(name):
-            notes.append(f"`{name}` is taken as {card.id}; there is also {', '.join(others)}")
-        if len(cards) + count > MOST_CARDS:
+        other_cards = ", ".join(other_matches(name))
+        if other_cards:
+            notes.append(f"`{name}` is taken as {card.id}; there is also {other_cards}")
+        total = len(cards) + count
+        if total > MOST_CARDS:
             raise UserError(
-                f"--gpu `{text}` has {len(cards) + count} cards",
-                hint=f"a rig has at most {MOST_CARDS}",
+                f"--gpu `{text}` has {total} cards", hint=f"a rig has at most {MOST_CARDS}"
             )
         cards += [card] * count
-        prices += [None if price is None else _price(price, text)] * count
-    rig = Rig(tuple(cards), usual_link(cards), title=_title(cards), price=_total(prices))
-    rig = _with_links(_with_links(rig, link or ""), links)
+        price_each = None if price is None else _price(price, text)
+        prices += [price_each] * count
+    rig = Rig(
+        cards=tuple(cards),
+        default_link=usual_link(cards),
+        title=_title(cards),
+        price=_total(prices),
+    )
+    if link is not None:
+        rig = _with_links(rig, link)
+    rig = _with_links(rig, links)
     has_links = link is not None or bool(links.strip())
     if of_machines(rig) and not has_links and rig.default_link is not None:
         joined = f"taken as joined by a {rig.default_link.title}"
@@ -102,12 +112,19 @@ def find_rig(text: str, link: str | None = None) -> ResolvedRig:
 def _total(prices: Sequence[float | None]) -> float | None:
     """Return the sum; None where a price is not known."""
     known_prices = [price for price in prices if price is not None]
-    return sum(known_prices) if len(known_prices) == len(prices) else None
+    if len(known_prices) < len(prices):
+        return None
+    return sum(known_prices)
 
 
 def _title(cards: Sequence[Device]) -> str:
     counts = Counter(card.id for card in cards)
-    parts = [f"{count}x {name}" if count > 1 else name for name, count in counts.items()]
+    parts = []
+    for name, count in counts.items():
+        if count > 1:
+            parts.append(f"{count}x {name}")
+        else:
+            parts.append(name)
     return " + ".join(parts)
 
 
@@ -118,8 +135,10 @@ def _with_links(rig: Rig, words: str) -> Rig:
     while place < len(words.rstrip()):
         match = _LINK.match(words, place)
         if match is None:
-            raise UserError(f"the link `{words[place:].strip()}` is not understood", hint=_HINT)
-        link_words.append((match[1].lower(), match[2]))
+            rest = words[place:].strip()
+            raise UserError(f"the link `{rest}` is not understood", hint=_HINT)
+        word, pairs = match.groups()
+        link_words.append((word.lower(), pairs))
         place = match.end()
     for word, pairs in sorted(link_words, key=lambda link: link[1] is not None):
         rig = _linked(rig, word, pairs)
@@ -138,14 +157,15 @@ def _linked(rig: Rig, word: str, members: str | None) -> Rig:
     elif word == "nvlink" and any(_has_bridge(card) for card in rig.cards):
         chosen = [(a, a + 1) for a in range(0, count - 1, 2)]
     links = {pair: _make(word, rig, *pair) for pair in chosen or [(0, 0)]}
-    if chosen == all_pairs and len(set(links.values())) == 1:
-        default = next(iter(links.values()))
+    unlike_links = set(links.values())
+    if chosen == all_pairs and len(unlike_links) == 1:
+        (default,) = unlike_links
         return replace(rig, default_link=default, pairs=())
-    joined = {(a, b): link for a, b, link in rig.pairs}
+    link_by_pair = {(a, b): link for a, b, link in rig.pairs}
     for pair in chosen:
-        joined[pair] = links[pair]
-    pairs = tuple((a, b, link) for (a, b), link in sorted(joined.items()))
-    return replace(rig, pairs=pairs)
+        link_by_pair[pair] = links[pair]
+    pairs = [(a, b, link) for (a, b), link in sorted(link_by_pair.items())]
+    return replace(rig, pairs=tuple(pairs))
 
 
 def _has_bridge(card: Device) -> bool:
@@ -156,7 +176,8 @@ def _has_bridge(card: Device) -> bool:
 def _pair(member: str, count: int) -> tuple[int, int]:
     """Parse `0-1`."""
     match = _PAIR.fullmatch(member)
-    first, second = sorted((int(match[1]), int(match[2]))) if match else (0, 0)
+    numbers = (int(match[1]), int(match[2])) if match else (0, 0)
+    first, second = sorted(numbers)
     if first == second or second >= count:
         raise UserError(
             f"there is no pair `{member.strip()}`",
@@ -233,7 +254,9 @@ def rig_of_host(facts: HostFacts, link: str | None = None) -> ResolvedRig:
 
 def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
     """Return a card of this machine as the catalogue has it, and what is to be said about it."""
-    memory = None if gpu.memory_bytes is None else gpu.memory_bytes / GIB
+    memory = None
+    if gpu.memory_bytes is not None:
+        memory = gpu.memory_bytes / GIB
     device = find_device(gpu.name)
     if device is None and memory:
         device = find_device(f"{gpu.name} {round(memory)}GB")
@@ -271,9 +294,10 @@ def _host_link(kind: str, first: Gpu, second: Gpu, card: Device, device: Device)
     """
     if kind.startswith("NV"):
         nvlink_gbs = min(card.nvlink_gbs or 0.0, device.nvlink_gbs or 0.0)
-        return CardLink(
-            "nvlink", nvlink_gbs or float(kind[2:] or 1) * 14.0, title=f"NVLink ({kind})"
-        )
+        if not nvlink_gbs:
+            links = float(kind.removeprefix("NV") or 1)
+            nvlink_gbs = links * _GBS_OF_NVLINK
+        return CardLink("nvlink", nvlink_gbs, title=f"NVLink ({kind})")
     gpus = (first, second)
     generation = min(
         (gpu.pcie_generation_max for gpu in gpus if gpu.pcie_generation_max), default=None

@@ -95,12 +95,14 @@ class Adapter(Engine):
         except UserError:  # said by `check`; the guard says it once more
             words = discovery.bare_words(self.name, launch.binary)
             known_flags = None
-        # Without a shell: what a shell would make of them.
-        arguments = self.arguments(launch, known_flags)
-        return [
-            *words,
-            *(os.path.expanduser(word) if word.startswith("~/") else word for word in arguments),  # noqa: PTH111
-        ]
+        # No shell reads the arguments, so `~` is replaced here.
+        argv = list(words)
+        for argument in self.arguments(launch, known_flags):
+            if argument.startswith("~/"):
+                argv.append(os.path.expanduser(argument))  # noqa: PTH111
+            else:
+                argv.append(argument)
+        return argv
 
     def environment(self, launch: Launch) -> dict[str, str]:
         variables = {**self.cards(launch), **self.variables(launch), **dict(launch.env)}

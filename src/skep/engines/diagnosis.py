@@ -63,12 +63,15 @@ def plain(raw: str) -> LogLine:
     while (prefix := _prefix_of(text)) is not None:
         text = text[prefix.end() :]
         groups = prefix.groupdict()
-        if word := (groups.get("word") or groups.get("letter") or "").upper():
-            level = rule_file().levels.get(word, word)
+        word = groups.get("word") or groups.get("letter")
+        if word:
+            name = word.upper()
+            level = rule_file().levels.get(name, name)
     text = text.strip()[:LONGEST]
     if not level and _PYTHON_WARNING.search(text):
         level = "WARNING"
-    return LogLine(text, level, _SOURCE.match(text) is not None)
+    is_source = _SOURCE.match(text) is not None
+    return LogLine(text, level, is_source)
 
 
 def _prefix_of(text: str) -> re.Match[str] | None:
@@ -79,11 +82,13 @@ def _prefix_of(text: str) -> re.Match[str] | None:
     return None
 
 
-# lines of a traceback that belong to the error at its end: two workers write theirs interleaved
+# So many lines of a traceback belong to the error at its end: two workers may write theirs
+# interleaved.
 ABOVE = 250
 BELOW = 3  # lines into which a long message may run on
 SHARE_TOP = 0.95  # more is not advised: graphs and late buffers are outside
 
+_CUDA_LIBRARY = re.compile(r"lib(?:cudart|cublas|nvrtc).*\.so\.(\d+)")
 _FIELD = re.compile(r"\{(\w+)\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
@@ -114,7 +119,10 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
     def concerns(self, launch: Launch) -> bool:
         if self.engines and launch.engine not in self.engines:
             return False
-        return not self.only_if or ONLY_IF[self.only_if](launch)
+        if not self.only_if:
+            return True
+        holds = ONLY_IF[self.only_if]
+        return holds(launch)
 
 
 def match(
@@ -123,10 +131,13 @@ def match(
     if not rule.concerns(launch):
         return None
     near = _NearLines(rule.near, lines)
-    for at in sorted(range(len(lines)), key=lambda at: lines[at].is_source):
+    # Source code comes last: it tells less than what was raised.
+    places = sorted(range(len(lines)), key=lambda at: lines[at].is_source)
+    for at in places:
         facts = _looked(rule, lines, at, near)
         if facts is not None:
-            return FailureCase(launch, lines[at].shown, facts | _worked_out(facts))
+            derived = _worked_out(facts)
+            return FailureCase(launch, lines[at].shown, facts | derived)
     if _signal_of(code) in rule.signals:
         return FailureCase(launch)
     return None
@@ -142,19 +153,25 @@ def _signal_of(code: int | None) -> str | None:
 def _worked_out(facts: Mapping[str, str]) -> dict[str, Any]:
     """Return what follows from the facts: bytes as GiB, `86` as SM 8.6, a library's CUDA."""
     numbers = {name: int(text) for name, text in facts.items() if text.isdecimal()}
-    derived: dict[str, Any] = {
-        name: f"{numbers[name] / 10:.1f}" for name in ("least", "has") if name in numbers
-    }
+    derived: dict[str, Any] = {}
+    for name in ("least", "has"):
+        if name in numbers:
+            capability = numbers[name] / 10
+            derived[name] = f"{capability:.1f}"
     if "bytes" in numbers:
-        derived["gib"] = f"{numbers['bytes'] / 2**30:.1f}"
+        gib = numbers["bytes"] / 2**30
+        derived["gib"] = f"{gib:.1f}"
     if "ms" in numbers:
         derived["s"] = numbers["ms"] // 1000
     meanings = rule_file().xid
-    if facts.get("xid") in meanings:
-        derived["what"] = meanings[facts["xid"]]
+    xid = facts.get("xid")
+    if xid is not None and xid in meanings:
+        derived["what"] = meanings[xid]
     if "library" in facts:
-        of_cuda = re.match(r"lib(?:cudart|cublas|nvrtc).*\.so\.(\d+)", facts["library"])
-        derived["cuda"] = of_cuda[1] if of_cuda else "and the engine"
+        derived["cuda"] = "and the engine"
+        of_cuda = _CUDA_LIBRARY.match(facts["library"])
+        if of_cuda is not None:
+            derived["cuda"] = of_cuda[1]
     return derived
 
 
@@ -189,12 +206,15 @@ def _looked(
     hit = _first_hit(rule.looks, line.text)
     if hit is None or near.missing(at - ABOVE, at + BELOW):
         return None
-    text = " ".join(line.text for line in lines[at : at + 1 + BELOW])
+    lines_to_read = lines[at : at + 1 + BELOW]
+    text = " ".join(line.text for line in lines_to_read)
     if rule.unless is not None and rule.unless.search(text):
         return None
+    facts = _groups(hit)
     numbers = _first_hit(rule.numbers, text)
-    facts = _groups(numbers) if numbers is not None else {}
-    return facts | _groups(hit)
+    if numbers is None:
+        return facts
+    return _groups(numbers) | facts
 
 
 def _first_hit(patterns: Sequence[re.Pattern[str]], text: str) -> re.Match[str] | None:
@@ -216,9 +236,12 @@ def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
     remedy = fill(rule.remedy, facts)
     for step in rule.steps:
         change = take_step(step, case)
-        if change is not None:
-            advice = f"{change.advice}, or {remedy}" if remedy else change.advice
-            return Diagnosis(cause, case.line, advice, rule.final, change.launch, change.what)
+        if change is None:
+            continue
+        advice = change.advice
+        if remedy:
+            advice = f"{advice}, or {remedy}"
+        return Diagnosis(cause, case.line, advice, rule.final, change.launch, change.what)
     return Diagnosis(cause, case.line, remedy or None, rule.final)
 
 
@@ -258,13 +281,16 @@ def fill(template: str, facts: Mapping[str, Any]) -> str:
     """`fill("GPU {gpu}[, {free} free]", {"gpu": 0})` is "GPU 0"."""
 
     def optional(part: re.Match[str]) -> str:
-        if all(facts.get(name) is not None for name in _FIELD.findall(part[1])):
+        names = _FIELD.findall(part[1])
+        if all(facts.get(name) is not None for name in names):
             return part[1]
         return ""
 
-    return _FIELD.sub(
-        lambda field: str(facts.get(field[1], "?")), _OPTIONAL.sub(optional, template)
-    )
+    def value(field: re.Match[str]) -> str:
+        return str(facts.get(field[1], "?"))
+
+    shortened = _OPTIONAL.sub(optional, template)
+    return _FIELD.sub(value, shortened)
 
 
 ONLY_IF: Mapping[str, Callable[[Launch], bool]] = {
@@ -289,29 +315,32 @@ class RuleFile(msgspec.Struct, frozen=True):
 
 @cache
 def rule_file() -> RuleFile:
-    text = files("skep.engines").joinpath("diagnosis.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
-
-    def rules_of(entries: list[dict[str, Any]]) -> tuple[DiagnosisRule, ...]:
-        return tuple(_rule(entry, document["shared"]) for entry in entries)
-
+    file = files("skep.engines").joinpath("diagnosis.toml")
+    document = tomllib.loads(file.read_text(encoding="utf-8"))
+    shared_patterns = document["shared"]
+    rules = [_rule(entry, shared_patterns) for entry in document["rule"]]
+    kernel = [_rule(entry, shared_patterns) for entry in document["kernel"]]
+    says_nothing = "|".join(document["says_nothing"])
     return RuleFile(
-        rules=rules_of(document["rule"]),
-        kernel=rules_of(document["kernel"]),
+        rules=tuple(rules),
+        kernel=tuple(kernel),
         prefixes=tuple(map(re.compile, document["prefixes"])),
         levels=document["levels"],
         xid=document["xid"],
-        says_nothing=re.compile("|".join(document["says_nothing"]), re.IGNORECASE),
+        says_nothing=re.compile(says_nothing, re.IGNORECASE),
     )
 
 
 def _rule(entry: dict[str, Any], shared_patterns: Mapping[str, Any]) -> DiagnosisRule:
     for name in ("looks", "numbers"):
-        if isinstance(shared := entry.get(name), str):
-            entry[name] = shared_patterns[shared]
-    return msgspec.convert(
-        entry, DiagnosisRule, dec_hook=lambda _kind, text: re.compile(text, re.IGNORECASE)
-    )
+        shared_name = entry.get(name)
+        if isinstance(shared_name, str):
+            entry[name] = shared_patterns[shared_name]
+    return msgspec.convert(entry, DiagnosisRule, dec_hook=_pattern)
+
+
+def _pattern(_kind: type, text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)
 
 
 _UNSAID = "core-gone"  # only where nothing was raised
@@ -326,7 +355,9 @@ def find_rule(
     lines = [plain(raw) for raw in tail[-MOST_LINES:]]
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     file = rule_file()
-    rules = file.kernel if killed and oom_kills else file.rules
+    rules = file.rules
+    if killed and oom_kills:
+        rules = file.kernel
     for rule in rules:
         if killed and rule.id in _OF_REQUESTS:
             continue
@@ -395,8 +426,12 @@ def _last_words(tail: Sequence[str]) -> str:
     """Return the last line that looks like a reason, else the last one at all."""
     errors = [line for line in tail if _WORDS.search(line[:LONGEST])]
     causes = [line[:LONGEST] for line in errors if not plain(line).quiet]
-    words = [line.strip() for line in causes or tail]
-    last = next(filter(None, reversed(words)), "")
-    if last and rule_file().says_nothing.search(last[:LONGEST]):
+    last = ""
+    for line in causes or tail:
+        last = line.strip() or last
+    if not last:
+        return ""
+    says_nothing = rule_file().says_nothing
+    if says_nothing.search(last[:LONGEST]):
         return root(tail) or last
     return last

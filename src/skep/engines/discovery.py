@@ -104,7 +104,8 @@ def bare_words(engine: str, binary: str | None = None) -> tuple[str, ...]:
 
 
 def _runnable(name: str, environ: Mapping[str, str]) -> Path | None:
-    path = shutil.which(os.path.expanduser(name), path=environ.get("PATH"))  # noqa: PTH111 - which takes a string
+    program = os.path.expanduser(name)  # noqa: PTH111 - `which` takes a string
+    path = shutil.which(program, path=environ.get("PATH"))
     return Path(path).absolute() if path else None
 
 

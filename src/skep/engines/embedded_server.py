@@ -34,7 +34,8 @@ def main() -> int:
     key = take_key()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor says when to end
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if not os.path.isfile(args.model):  # noqa: PTH113 - no pathlib: this process should start quickly
+    # This process should start quickly, so it does without pathlib.
+    if not os.path.isfile(args.model):  # noqa: PTH113
         return fail_for_good(f"the weights file `{args.model}` does not exist")
     if (refused := refusal_of(args.host, args.port)) is not None:
         return fail_for_good(cannot_listen(args.host, args.port, refused))

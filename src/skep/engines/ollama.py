@@ -60,7 +60,8 @@ class Ollama(Adapter):
             hint = f"run `ollama pull {launch.model}`; {elsewhere}"
             raise UserError(f"`{launch.model}` is not in Ollama's store {store}", hint=hint)
 
-    def arguments(self, launch: Launch, known_flags: KnownFlags = None) -> list[str]:  # noqa: ARG002 - all is told by variables
+    def arguments(self, launch: Launch, known_flags: KnownFlags = None) -> list[str]:  # noqa: ARG002
+        """Return no words: Ollama is told everything by variables."""
         return []
 
     def variables(self, launch: Launch) -> dict[str, str]:
