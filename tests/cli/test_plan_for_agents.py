@@ -51,16 +51,31 @@ def test_what_home_labs_found_comes_out(words, engine, tp, replicas, context):
     assert answer["context"] >= context
 
 
-def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
-    done = call("plan", *DENSE.split(), check=0)
-    lines = done.out.splitlines()
+@pytest.fixture
+def page(paths):
+    """What is printed of two cards without further wishes."""
+    return call("plan", *DENSE.split(), check=0).out
+
+
+def test_a_plan_is_read_at_a_glance(page):
+    lines = page.splitlines()
     assert len(lines) <= 29
     assert lines[0] == "qwen3.6-27b on 2x rtx-3090 for 4 agents: TP=2, INT4, mtp n=3 (vllm)"
     assert "tokens of context each" in lines[2]
-    assert sum(line.startswith("! ") and not line.startswith("! preset ") for line in lines) <= 2
-    (start,) = (line.strip() for line in lines if line.startswith("  skep up "))
-    assert "Why" not in lines
-    assert "vllm serve" not in done.out
+
+
+def test_a_plan_has_two_warnings_at_most_besides_those_of_presets(page):
+    warnings = [line for line in page.splitlines() if line.startswith("! ")]
+    assert sum(not line.startswith("! preset ") for line in warnings) <= 2
+
+
+def test_reasons_and_commands_of_engines_are_not_printed_unless_wanted(page):
+    assert "Why" not in page.splitlines()
+    assert "vllm serve" not in page
+
+
+def test_a_plan_has_one_start_line_that_pins_the_model_and_its_checkpoint(page):
+    (start,) = (line.strip() for line in page.splitlines() if line.startswith("  skep up "))
     pinned = shlex.split(start)
     assert pinned[:3] == ["skep", "up", "qwen3.6-27b"]
     assert pinned[pinned.index("--checkpoint") + 1] == "Lorbus/Qwen3.6-27B-int4-AutoRound"
@@ -82,26 +97,32 @@ def test_the_start_line_starts_what_the_plan_says(two_3090s):
     assert all("--language-model-only" in line for line in serve["commands"])
 
 
-def test_a_layout_too_small_or_a_format_that_nobody_made_never_wins_quietly():
+def test_a_layout_too_small_for_all_agents_says_how_many_wait():
     answer = best("llama-3.3-70b --gpu 2xrtx-3090 -c 8")
     assert not answer["keeps_promise"]
     assert any("of 8 agents at once, the others wait" in line for line in answer["caveats"])
+
+
+def test_a_layout_too_small_that_is_much_faster_says_what_room_for_all_would_cost():
     crowd = best("qwen3.6-27b --gpu arc-pro-b70 -c 50 --prompt-tokens 1024 --output-tokens 512")
     assert (crowd["engine"], crowd["keeps_promise"]) == ("vllm", False)
     (line,) = (line for line in crowd["caveats"] if "the others wait" in line)
     assert re.search(
         r"; room for all 50 costs \d\d% of the speed: .*\(llamacpp\) with \d+ tok/s$", line
     )
-    plans = planned("qwen3.6-27b --gpu rtx-5090")["plans"]
-    assert plans[0]["published"]
-    assert [plan["published"] for plan in plans] == sorted(
-        (plan["published"] for plan in plans), reverse=True
-    )
-    for plan in plans:
-        assert (plan["checkpoint"] is not None) == plan["published"]
-        assert (
-            plan["checkpoint"] is None or checkpoint_of(plan["checkpoint"]).model == "qwen3.6-27b"
-        )
+
+
+def test_formats_that_somebody_has_published_stand_before_those_that_nobody_made():
+    published = [plan["published"] for plan in planned("qwen3.6-27b --gpu rtx-5090")["plans"]]
+    assert published[0]
+    assert published == sorted(published, reverse=True)
+
+
+def test_a_plan_names_a_checkpoint_of_its_model_exactly_where_one_is_published():
+    for plan in planned("qwen3.6-27b --gpu rtx-5090")["plans"]:
+        checkpoint = plan["checkpoint"]
+        assert (checkpoint is not None) == plan["published"]
+        assert checkpoint is None or checkpoint_of(checkpoint).model == "qwen3.6-27b"
 
 
 @pytest.mark.parametrize(
@@ -327,25 +348,54 @@ QUAD = (
 )
 
 
-def test_every_format_has_a_row_with_size_kernel_speed_verdict_and_why():
-    """The tables of a write-up on four RTX 3090s: 4 bits ship, FP8 has no hardware, NVFP4 KV does
-    not start.
+@cache
+def formats_on_four_3090s():
+    return call("plan", *QUAD, "--formats", "--json", check=0).json
+
+
+def rows_of_formats(part):
+    """The rows of `weights` or of `kv` by their format."""
+    return {row["format"]: row for row in formats_on_four_3090s()[part]}
+
+
+def test_four_bits_are_the_first_weight_format_on_four_3090s():
+    """As in a write-up on four RTX 3090s: 4 bits ship, FP8 has no hardware, NVFP4 KV does not
+    start.
     """
-    json = call("plan", *QUAD, "--formats", "--json", check=0).json
-    weights = {row["format"]: row for row in json["weights"]}
-    kv = {row["format"]: row for row in json["kv"]}
+    weights = rows_of_formats("weights")
     assert [name for name, row in weights.items() if row["verdict"] == "first"] == ["int4"]
-    for name in ("int4", "awq"):
-        row = weights[name]
-        assert (row["engine"], row["layout"], row["kernel"]) == ("vllm", "TP=4", "Marlin")
+
+
+@pytest.mark.parametrize("name", ["int4", "awq"])
+def test_four_bits_have_an_engine_a_layout_and_a_kernel(name):
+    row = rows_of_formats("weights")[name]
+    assert (row["engine"], row["layout"], row["kernel"]) == ("vllm", "TP=4", "Marlin")
+
+
+def test_sixteen_bits_are_large_and_slow():
+    weights = rows_of_formats("weights")
     assert weights["bf16"]["tok_s"] < 0.6 * weights["awq"]["tok_s"]
     assert 57 < weights["bf16"]["size_gib"] < 60
-    assert weights["fp8"]["kernel"] == "Marlin, unpacked to 16 bits"
-    assert "has no FP8 units" in weights["fp8"]["why"]
-    assert weights["q6_k"]["verdict"] == "unpublished"
+
+
+def test_fp8_weights_are_unpacked_where_the_cards_have_no_units_for_them():
+    row = rows_of_formats("weights")["fp8"]
+    assert row["kernel"] == "Marlin, unpacked to 16 bits"
+    assert "has no FP8 units" in row["why"]
+
+
+def test_a_weight_format_that_nobody_published_says_so():
+    assert rows_of_formats("weights")["q6_k"]["verdict"] == "unpublished"
+
+
+def test_a_cache_in_sixteen_bits_is_first_on_cards_that_refuse_smaller_ones():
+    kv = rows_of_formats("kv")
     assert kv["bf16"]["verdict"] == "first"
     assert "fails on Ampere" in kv["fp8_e4m3"]["why"]
     assert (kv["nvfp4"]["verdict"], kv["nvfp4"]["tok_s"]) == ("refused", None)
+
+
+def test_the_tables_of_formats_are_printed_with_their_verdicts():
     out = call("plan", *QUAD, "--formats", check=0).out
     assert "nothing was measured" in out
     assert re.search(r"^INT4 +\d+\.\d +vllm +Marlin +TP=4 +\d+ .* first ", out, re.MULTILINE)
