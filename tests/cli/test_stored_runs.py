@@ -121,28 +121,47 @@ def test_a_comparison_ends_with_its_verdict_and_a_report_of_both_judges_each_fig
     assert "better" in {comparison["judgement"] for comparison in comparisons[1]}
 
 
-def test_a_regression_is_the_last_word_after_a_row_a_level_and_exit_code_4(stored):
-    a = stored()
-    b = stored({1: STEADY, 2: slower(2)})
-    head, level_1, level_4, last = compare(a, b, check=4).out.rstrip().splitlines()
+@pytest.fixture
+def twice_as_slow(stored):
+    """A run, and one that is half as fast at its second level."""
+    return stored(), stored({1: STEADY, 2: slower(2)})
+
+
+def test_a_comparison_has_a_column_for_each_ratio(twice_as_slow):
+    head = compare(*twice_as_slow, check=4).out.splitlines()[0]
     assert head.split()[:3] == ["C", "A", "tok/s"]
-    assert all(
-        words in head for words in ("tok/s B/A", "TTFT p50 B/A", "TTFT p95 B/A", "TPOT p50 B/A")
-    )
+    for words in ("tok/s B/A", "TTFT p50 B/A", "TTFT p95 B/A", "TPOT p50 B/A"):
+        assert words in head
+
+
+def test_a_comparison_has_a_row_for_each_level_with_a_mark_for_each_figure(twice_as_slow):
+    _, level_1, level_2, _ = compare(*twice_as_slow, check=4).out.rstrip().splitlines()
     assert (level_1.split()[0], level_1.count(" = ") + level_1.endswith(" =")) == ("1", 4)
-    assert level_4.split()[0] == "2"
-    assert "0.50 (0.49..0.51) worse" in level_4
-    assert max(map(len, (head, level_1, level_4))) <= 120
+    assert level_2.split()[0] == "2"
+    assert "0.50 (0.49..0.51) worse" in level_2
+
+
+def test_the_table_of_a_comparison_fits_120_columns(twice_as_slow):
+    *table, _ = compare(*twice_as_slow, check=4).out.rstrip().splitlines()
+    assert max(map(len, table)) <= 120
+
+
+def test_a_regression_is_the_last_word_and_ends_with_exit_code_4(twice_as_slow):
+    *_, last = compare(*twice_as_slow, check=4).out.rstrip().splitlines()
     assert last.startswith(
         "REGRESSION: B is worse than A by more than 5 %: effective tok/s at C=2 (50.0 % worse), "
     )
-    document = compare(a, b, "--json", check=4).json
+
+
+def test_a_regression_as_json_has_the_verdict_in_words_and_every_comparison(twice_as_slow):
+    last = compare(*twice_as_slow, check=4).out.rstrip().splitlines()[-1]
+    document = compare(*twice_as_slow, "--json", check=4).json
     assert (document["verdict"], document["verdict_in_words"]) == ("regression", last)
     assert document["regressions"] >= 2
     assert len(document["comparisons"]) == 2 * 6
 
 
-def test_a_comparison_says_what_is_no_regression_and_why(stored):
+def test_what_is_worse_by_chance_alone_is_no_regression(stored):
     """Worse by itself at 95 %: among twelve figures that is expected by chance."""
     a = stored({4: (1.0, 1.02, 0.98, 1.0)})
     b = stored({4: (1.055, 1.075, 1.02, 1.06)})
@@ -151,20 +170,32 @@ def test_a_comparison_says_what_is_no_regression_and_why(stored):
     assert "effective tok/s at C=4 is 5." in done.err
     assert "no regression, which is more than 1 %, at 95 % over all 6 figures" in done.err
     assert done.out.rstrip().endswith("no regression beyond 1 % is shown")
-    a = stored({4: STEADY})
-    b = stored({4: slower(1.2)})
-    done = compare(a, b, "--threshold", "50%", check=0)
+
+
+def test_what_is_worse_by_less_than_the_threshold_is_no_regression(stored):
+    done = compare(stored({4: STEADY}), stored({4: slower(1.2)}), "--threshold", "50%", check=0)
     assert (
         "effective tok/s at C=4 is 16.7 % worse: no regression, which is more than 50 %"
         in done.err
     )
-    a = stored({1: (1.0,), 2: (1.0,)})
-    b = stored({1: (2.0,), 2: (2.0,)})
-    done = compare(a, b, check=0)
+
+
+@pytest.fixture
+def single_runs(stored):
+    """Two runs that have one run of each level."""
+    return stored({1: (1.0,), 2: (1.0,)}), stored({1: (2.0,), 2: (2.0,)})
+
+
+def test_where_no_figure_can_be_compared_there_is_no_verdict(single_runs):
+    done = compare(*single_runs, check=0)
     assert done.out.rstrip().endswith("no verdict: no figure of the two runs can be compared")
+    assert compare(*single_runs, "--json", check=0).json["verdict"] == "not comparable"
+
+
+def test_levels_without_a_spread_are_named_once_together(single_runs):
+    done = compare(*single_runs, check=0)
     assert done.err.count("shows no spread") == 1
     assert "C=1 and C=2 not compared: one run of a level shows no spread" in done.err
-    assert compare(a, b, "--json", check=0).json["verdict"] == "not comparable"
 
 
 @pytest.mark.parametrize(
@@ -278,28 +309,45 @@ def test_the_store_can_be_copied_sized_and_cleared(stored, tmp_path):
         assert database.execute("SELECT count(*) FROM requests").fetchone() == (info["requests"],)
 
 
-def test_a_level_broken_off_is_not_compared_and_a_run_left_out_is_told(stored, tmp_path):
+def test_a_level_that_was_broken_off_is_not_compared(stored):
     """3 tasks in turn against 1 of 3 at once made a speedup of 18 that was none."""
     run = stored({1: STEADY, 2: STEADY[:1]}, broken_off=[2], end=("failed", "interrupted"))
     exported = call("bench", "export", run, "--format", "json", check=0).json
     assert [level["concurrency"] for level in exported["levels"]] == [1]
     assert exported["speedups"] is None
-    # Two runs of C=2 were narrated, the table had one of them: the slower one was gone without a
-    # word.
-    run = stored({1: STEADY[:2], 2: STEADY[:2]}, limited={(2, 1)})
-    second_level = call("bench", "export", run, "--format", "json", check=0).json["levels"][1]
-    assert [
-        (repeat["client_limited"], repeat["counted"]) for repeat in second_level["repeats"]
-    ] == [
-        (False, True),
-        (True, False),
-    ]
-    assert second_level["repeats"][1]["why"] == "event loop lag 51 ms"
-    markdown = call("bench", "export", run, check=0).out
-    assert "| 1 of 2 |" in markdown
-    assert " (2 runs) |" in markdown  # of C=1: no interval of two, least of all one below zero
-    assert "left out: C=2 run 2, " in markdown
-    call("report", run, "-o", "left-out.html", check=0)
+
+
+@pytest.fixture
+def limited_run(stored):
+    """A run with two runs of each level, one of which the client has slowed down.
+
+    Two runs of C=2 were narrated, the table had one of them: the slower one was gone without a
+    word.
+    """
+    return stored({1: STEADY[:2], 2: STEADY[:2]}, limited={(2, 1)})
+
+
+def test_a_run_that_is_left_out_is_exported_with_the_reason(limited_run):
+    levels = call("bench", "export", limited_run, "--format", "json", check=0).json["levels"]
+    counted, left_out = levels[1]["repeats"]
+    assert (counted["client_limited"], counted["counted"]) == (False, True)
+    assert (left_out["client_limited"], left_out["counted"]) == (True, False)
+    assert left_out["why"] == "event loop lag 51 ms"
+
+
+def test_a_run_that_is_left_out_is_told_below_the_table(limited_run):
+    table = call("bench", "export", limited_run, check=0).out
+    assert "| 1 of 2 |" in table
+    assert "left out: C=2 run 2, " in table
+
+
+def test_a_level_of_two_runs_has_no_interval(limited_run):
+    """Least of all one that begins below zero."""
+    assert " (2 runs) |" in call("bench", "export", limited_run, check=0).out
+
+
+def test_a_run_that_is_left_out_is_told_in_the_report(limited_run, tmp_path):
+    call("report", limited_run, "-o", "left-out.html", check=0)
     assert "left out: C=2 run 2, " in (tmp_path / "left-out.html").read_text()
 
 
@@ -383,34 +431,56 @@ def judged(paths):
     return runs
 
 
-def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts(judged, tmp_path):
-    """Forty items cannot exclude a loss of three points: the page says so."""
+def test_the_page_of_forty_items_claims_nothing(judged, tmp_path):
+    """Forty items cannot exclude a loss of three points."""
     call("report", judged["quality"], "-o", "q.html", check=0)
     assert "othing can be claimed: C=4 is not shown" in (tmp_path / "q.html").read_text()
+
+
+def test_the_page_of_a_mixed_run_counts_passed_tasks(judged, tmp_path):
     call("report", judged["mixed"], "-o", "one.html", check=0)
     assert "passed tasks a minute" in (tmp_path / "one.html").read_text()
-    for names, words in (
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
         (("mixed", "sweep"), "is a mixed run"),
         (("sweep", "quality"), "is a quality run"),
         (("empty",), "no measured requests"),
-    ):
-        assert words in refused("report", *(judged[name] for name in names))
-    # Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a
-    # factor of seven.
-    text = call("runs", check=0).out
-    assert all(run_id in text for run_id in judged.values())
-    assert "quality" in text
-    for kind in ("mixed", "quality"):
-        rows = call("bench", "export", judged[kind], "--format", "csv", "--requests", check=0).out
-        assert rows.splitlines()[0].endswith("item,outcome,detail,checker")
-        assert "passed" in rows
-    assert "compare runs of one kind" in refused(
-        "bench", "compare", judged["mixed"], judged["sweep"]
-    )
-    for words in ("export quality", "compare quality mixed"):
-        command, *names = words.split()
-        message = refused("bench", command, *(judged[name] for name in names))
-        assert "measures answers, not speed" in message
+    ],
+)
+def test_runs_that_have_no_page_are_refused(judged, names, words):
+    assert words in refused("report", *(judged[name] for name in names))
+
+
+def test_judged_runs_are_listed_with_their_kind(judged):
+    lines = call("runs", check=0).out
+    assert all(run_id in lines for run_id in judged.values())
+    assert "quality" in lines
+
+
+@pytest.mark.parametrize("kind", ["mixed", "quality"])
+def test_requests_of_a_judged_run_are_exported_with_their_verdicts(judged, kind):
+    rows = call("bench", "export", judged[kind], "--format", "csv", "--requests", check=0).out
+    assert rows.splitlines()[0].endswith("item,outcome,detail,checker")
+    assert "passed" in rows
+
+
+def test_a_judged_run_is_not_compared_with_a_sweep(judged):
+    message = refused("bench", "compare", judged["mixed"], judged["sweep"])
+    assert "compare runs of one kind" in message
+
+
+@pytest.mark.parametrize(
+    ("command", "names"), [("export", ["quality"]), ("compare", ["quality", "mixed"])]
+)
+def test_no_speed_is_made_of_the_walls_of_judged_runs(judged, command, names):
+    """Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a
+    factor of seven.
+    """
+    message = refused("bench", command, *(judged[name] for name in names))
+    assert "measures answers, not speed" in message
 
 
 def told(*words):
@@ -492,41 +562,65 @@ def begin_swarm(swarm, age_days):
     return swarm.begin(created_at=time.time() - age_days * DAY_S, tasks=tasks, **about)
 
 
-def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
-    """One that stopped halfway goes by its age, and not before; one that was resumed of late
-    stays.
-    """
+@pytest.fixture
+def aged(paths):
+    """Swarm runs and tunings: an old one, an old one that was resumed of late, and a new one."""
     with open_store(paths.store) as store:
         swarm = SwarmStore(store)
         tunings = TuningStore(store)
         now = time.time()
-        old, resumed, new = (begin_swarm(swarm, days) for days in (100, 99, 1))
-        session = swarm.open_session(resumed, at=now, agents=None, endpoint={}, simulated=False)
-        swarm.close_session(resumed, session, at=now, outcome="stopped")
-        old_tuning, resumed_tuning, new_tuning = (
+        swarm_runs = [begin_swarm(swarm, days) for days in (100, 99, 1)]
+        session = swarm.open_session(
+            swarm_runs[1], at=now, agents=None, endpoint={}, simulated=False
+        )
+        swarm.close_session(swarm_runs[1], session, at=now, outcome="stopped")
+        tuning_ids = [
             tunings.begin(sample_tuning(created_at=now - days * DAY_S)) for days in (100, 99, 1)
-        )
-        session = tunings.begin_session(resumed_tuning, now)
+        ]
+        session = tunings.begin_session(tuning_ids[1], now)
         tunings.append(
-            resumed_tuning, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], now
+            tuning_ids[1], [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], now
         )
-        tunings.end_session(resumed_tuning, session, at=now, outcome="stopped")
+        tunings.end_session(tuning_ids[1], session, at=now, outcome="stopped")
+    return {"swarm": swarm_runs, "tuning": tuning_ids}
+
+
+@pytest.mark.usefixtures("aged")
+def test_swarm_runs_and_tunings_are_counted():
     info = told("store", "info")
-    assert [info[name] for name in ("swarm_runs", "swarm_tasks", "tunings", "tuning_stages")] == [
-        3,
-        6,
-        3,
-        1,
-    ]
+    counts = ("swarm_runs", "swarm_tasks", "tunings", "tuning_stages")
+    assert {name: info[name] for name in counts} == {
+        "swarm_runs": 3,
+        "swarm_tasks": 6,
+        "tunings": 3,
+        "tuning_stages": 1,
+    }
     assert "3 tunings, 1 stages" in call("store", "info").out
+
+
+@pytest.mark.usefixtures("aged")
+def test_without_an_age_no_swarm_run_is_deleted():
     assert told("gc")["swarm_runs"] == []
-    assert told(*OLD, "--dry-run")["tunings"] == [old_tuning]
+
+
+def test_a_dry_run_says_which_tunings_would_be_deleted(aged):
+    assert told(*OLD, "--dry-run")["tunings"] == aged["tuning"][:1]
+
+
+def test_old_swarm_runs_and_tunings_are_deleted_and_named(aged):
     done = call(*OLD, check=0)
     assert (
         "deleted 0 runs, 1 swarm runs, 1 tunings, 0 gateway requests and 0 probe samples"
         in done.err
     )
-    assert sorted(done.out.split()) == sorted([old, old_tuning])
+    assert sorted(done.out.split()) == sorted([aged["swarm"][0], aged["tuning"][0]])
+
+
+def test_a_swarm_run_or_tuning_stays_that_is_new_or_was_resumed_of_late(aged, paths):
+    """One that stopped halfway goes by its age, and not before."""
+    call(*OLD, check=0)
+    _, resumed, new = aged["swarm"]
+    _, resumed_tuning, new_tuning = aged["tuning"]
     with open_store(paths.store, read_only=True) as store:
         assert [run.id for run in SwarmStore(store).runs()] == [new, resumed]
         assert [tuning.id for tuning in TuningStore(store).tunings()] == [
