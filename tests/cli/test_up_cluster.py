@@ -72,35 +72,56 @@ def test_what_skep_carries_runs_on_every_node_and_a_preset_where_its_cards_are(
         serve_on(ServeRequest("qwen3.6-27b-3090-mtp5"), survey(node("a")))
 
 
-def test_nodes_of_one_kind_are_planned_once_and_around_cards_that_are_held(
-    capsys,
-):
+# A node whose card somebody else's process holds.
+HELD = node("a", replace(RTX, used_bytes=20 * GIB), 1)
+
+
+def test_a_model_is_planned_for_all_cards_of_nodes_of_one_kind():
     serve = serve_on(ServeRequest(AWQ), PAIR)
     assert serve.kind == "2x NVIDIA GeForce RTX 3090"
     assert serve.replicas * serve.options.cards == 4
     assert (serve.gpus, serve.checkpoint) == ((), AWQ)
+
+
+def test_nodes_of_one_kind_are_planned_once(capsys):
+    serve_on(ServeRequest(AWQ), PAIR)
     assert capsys.readouterr().err.count("planned for 2x NVIDIA GeForce RTX 3090 (a, b)") == 1
+
+
+def test_as_many_replicas_as_are_typed_are_planned_over_the_nodes():
     serve = serve_on(ServeRequest(AWQ, replicas=4), PAIR)
     assert (serve.replicas, serve.options.cards) == (4, 1)
+
+
+def test_more_replicas_than_cards_are_refused_with_the_cards_of_each_node():
     with pytest.raises(DoesNotFit) as caught:
         serve_on(ServeRequest(AWQ, replicas=9), PAIR)
     assert "9 replicas" in caught.value.message
     assert "a has 2 of 2 GPUs" in caught.value.message
-    full = node("a", replace(RTX, used_bytes=20 * GIB), 1)
-    serve = serve_on(ServeRequest(AWQ), survey(full, node("b", RTX, 1)))
+
+
+def test_a_model_is_planned_around_a_card_that_is_held(capsys):
+    serve = serve_on(ServeRequest(AWQ), survey(HELD, node("b", RTX, 1)))
     assert serve.replicas == 1
     assert "planned for 1x NVIDIA GeForce RTX 3090 (b)" in capsys.readouterr().err
+
+
+def test_a_card_that_is_held_is_named_where_replicas_lack_it():
     with pytest.raises(
         DoesNotFit, match=r"2 replicas of .*; b has 1 of 1 GPUs.*; a has busy cards: GPU 0"
     ):
-        serve_on(ServeRequest(AWQ, replicas=2), survey(full, node("b", RTX, 1)))
+        serve_on(ServeRequest(AWQ, replicas=2), survey(HELD, node("b", RTX, 1)))
+
+
+def test_a_model_is_planned_around_a_card_that_the_cluster_has_lent():
     lent = node("b", RTX, 1, free_gpus=0)
-    assert (
-        serve_on(ServeRequest(AWQ), survey(full, lent, node("big", H200, 1))).kind
-        == "1x NVIDIA H200"
-    )
+    serve = serve_on(ServeRequest(AWQ), survey(HELD, lent, node("big", H200, 1)))
+    assert serve.kind == "1x NVIDIA H200"
+
+
+def test_where_every_card_is_held_the_room_on_each_is_told():
     with pytest.raises(DoesNotFit, match=r"a has busy cards: GPU 0 \(4.0 GiB of 24.0 GiB free\)"):
-        serve_on(ServeRequest(AWQ), survey(full))
+        serve_on(ServeRequest(AWQ), survey(HELD))
 
 
 def test_of_several_kinds_of_nodes_the_fastest_serves(
