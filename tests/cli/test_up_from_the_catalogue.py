@@ -43,17 +43,28 @@ def vllm(programs):
     return install
 
 
-def test_every_checkpoint_is_of_a_known_model_in_a_known_format_for_a_known_engine():
+def test_the_catalogue_has_many_checkpoints_of_many_models():
     checkpoints = list(all_checkpoints())
     assert len(checkpoints) >= 90
     assert len({checkpoint.model for checkpoint in checkpoints}) >= 40
-    for checkpoint in checkpoints:
+
+
+def test_every_checkpoint_is_of_a_known_model_in_a_known_format_for_a_known_engine():
+    for checkpoint in all_checkpoints():
         assert checkpoint.model in geometries(), checkpoint.hub
-        assert set(checkpoint.engines) <= {"vllm", "sglang", "llamacpp"}, checkpoint.hub
         assert set(checkpoint.formats) <= set(QUANTS), checkpoint.hub
+        assert set(checkpoint.engines) <= {"vllm", "sglang", "llamacpp"}, checkpoint.hub
+
+
+def test_checkpoints_for_llama_cpp_alone_name_their_files():
+    for checkpoint in all_checkpoints():
         assert bool(checkpoint.files) == (checkpoint.engines == ("llamacpp",)), checkpoint.hub
-        assert checkpoint.origin.confidence in "ABC"
-        assert checkpoint.origin.source
+
+
+def test_every_checkpoint_says_where_it_is_from_and_how_sure_that_is():
+    for checkpoint in all_checkpoints():
+        assert checkpoint.origin.confidence in "ABC", checkpoint.hub
+        assert checkpoint.origin.source, checkpoint.hub
 
 
 @pytest.mark.parametrize(
