@@ -58,22 +58,38 @@ def write_config(folder, **keys):
     (folder / "config.json").write_text(json.dumps({**CONFIG, **keys}))
 
 
-def test_the_first_plan_is_the_fastest_of_those_that_fit():
-    answer = plan("qwen3.6-27b", *TWO, "--link", "pcie", "--agents", "4")
-    first = answer["plans"][0]
+@pytest.fixture
+def plans(paths):
+    return plan("qwen3.6-27b", *TWO, "--link", "pcie", "--agents", "4")["plans"]
+
+
+def test_the_first_plan_fits_the_cards_and_their_memory(plans):
+    first = plans[0]
     assert first["topology"]["tp"] * first["topology"]["pp"] * first["topology"]["replicas"] <= 2
-    assert len(first["launch"]) == first["topology"]["replicas"]
     assert sum(term["bytes"] for term in first["memory"]) <= first["card_bytes"]
-    assert [level["concurrency"] for level in first["predicted"]] == [1, 2, 4, 8]
-    for level in first["predicted"]:
+
+
+def test_a_plan_has_a_command_for_each_replica(plans):
+    assert len(plans[0]["launch"]) == plans[0]["topology"]["replicas"]
+
+
+def test_a_plan_predicts_levels_up_to_twice_the_agents(plans):
+    assert [level["concurrency"] for level in plans[0]["predicted"]] == [1, 2, 4, 8]
+
+
+def test_every_level_of_a_plan_has_a_speed_within_its_range(plans):
+    for level in plans[0]["predicted"]:
         assert 0 < level["low"] <= level["effective_tok_s"] <= level["high"]
         assert level["task_tok_s"] > 0
         assert level["ttft_ms"] > 0
-    speeds = [p["predicted"][2]["effective_tok_s"] for p in answer["plans"]]
+
+
+def test_the_first_plan_is_the_fastest(plans):
+    speeds = [layout["predicted"][2]["effective_tok_s"] for layout in plans]
     assert speeds[0] == max(speeds)
 
 
-def test_what_people_read_has_every_part_also_as_a_page_with_pictures(tmp_path):
+def test_what_people_read_has_every_part():
     done = shown("qwen3.6-27b", *TWO)
     assert done.out.startswith("qwen3.6-27b on 2x rtx-3090 for 4 agents: ")
     for words in (
@@ -90,18 +106,36 @@ def test_what_people_read_has_every_part_also_as_a_page_with_pictures(tmp_path):
     ):
         assert words in done.out, words
     assert done.err == ""
-    assert "wrote plan.html" in shown("qwen3.6-27b", *TWO, "--html", "plan.html").err
-    page = (tmp_path / "plan.html").read_text()
+
+
+@pytest.fixture
+def printed_page(paths, tmp_path):
+    """What is printed of a plan that is written as a page, too, and that page."""
+    done = shown("qwen3.6-27b", *TWO, "--html", "plan.html")
+    return done, (tmp_path / "plan.html").read_text()
+
+
+def test_a_plan_as_a_page_is_announced_and_has_pictures(printed_page):
+    done, page = printed_page
+    assert "wrote plan.html" in done.err
     assert page.count("<svg ") >= 4
+
+
+def test_a_plan_as_a_page_says_the_same_as_its_first_line(printed_page):
+    done, page = printed_page
     name = done.out.splitlines()[0].partition(": ")[2]
     assert "mtp n=3 (vllm)" in name
-    for words in (
-        "Predicted, not measured.",
-        "Memory of one GPU",
-        "vllm serve ",
-        f"{name} gives 4 agents",
-    ):
+    assert f"{name} gives 4 agents" in page
+
+
+def test_a_plan_as_a_page_has_every_part_and_says_that_nothing_was_measured(printed_page):
+    _, page = printed_page
+    for words in ("Predicted, not measured.", "Memory of one GPU", "vllm serve "):
         assert words in page, words
+
+
+def test_a_plan_as_a_page_fetches_nothing(printed_page):
+    _, page = printed_page
     assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
 
 
