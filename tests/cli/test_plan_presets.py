@@ -14,22 +14,33 @@ def document(*words):
     return call("plan", *words, "--json", check=0).json
 
 
-def test_a_preset_is_planned_on_its_cards_with_its_flags_and_without_graphs():
-    answer = document(EAGER)
-    (plan,) = answer["plans"]
-    assert answer["rigs"][0]["rig"] == "2x rtx-3090"
-    assert answer["rigs"][0]["link"]["kind"] == "nvlink"
+def test_a_preset_is_planned_on_its_cards_and_their_link():
+    (rig,) = document(EAGER)["rigs"]
+    assert rig["rig"] == "2x rtx-3090"
+    assert rig["link"]["kind"] == "nvlink"
+
+
+def test_a_preset_has_one_plan_with_its_engine_format_layout_and_memory_share():
+    (plan,) = document(EAGER)["plans"]
     assert (plan["engine"], plan["quant"], plan["topology"]["tp"], plan["slots"]) == (
         "vllm",
         "awq",
         2,
         4,
     )
-    assert plan["graphs"] is False
     assert plan["utilization"] == 0.92
-    assert plan["up"] == f"skep up {EAGER}"
+
+
+def test_an_eager_preset_is_planned_without_graphs_and_with_its_flags():
+    (plan,) = document(EAGER)["plans"]
+    assert plan["graphs"] is False
     assert "--enforce-eager" in plan["launch"][0]
     assert "--dtype float16" in plan["launch"][0]
+
+
+def test_the_plan_of_a_preset_is_started_by_the_name_of_the_preset():
+    (plan,) = document(EAGER)["plans"]
+    assert plan["up"] == f"skep up {EAGER}"
 
 
 def test_published_figures_stand_beside_what_is_expected_at_the_same_load():
