@@ -194,7 +194,9 @@ class _NearLines:
         if self._near is None:
             return False
         place = bisect_left(self._places, start)
-        return place == len(self._places) or self._places[place] >= end
+        if place == len(self._places):
+            return True
+        return self._places[place] >= end
 
 
 def _looked(

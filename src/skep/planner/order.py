@@ -79,26 +79,32 @@ def why_first(candidates: Candidates, listed: Candidates) -> str | None:
     near: dict[str, list[Rated]] = {}
     for rated in faster:
         if rated in candidates:
-            near.setdefault(_nicer(first, rated), []).append(rated)
-    clauses += [_near_tie(first, rows, reason) for reason, rows in near.items()]
+            difference = _nicer(first, rated)
+            near.setdefault(difference, []).append(rated)
+    clauses += [_near_tie(first, rows, difference) for difference, rows in near.items()]
     return "; ".join(clauses) or None
 
 
 def what_room_costs(candidates: Candidates) -> str | None:
     """Return what room for every agent would cost; None where the first has it, or none has."""
     first = first_of(candidates)
+    if first.holds_all:
+        return None
     roomy = [
         rated for rated in candidates if rated.holds_all and rated.published >= first.published
     ]
-    if first.holds_all or not roomy:
+    if not roomy:
         return None
     best = first_of(roomy)
     lost = 1 - best.speed / first.speed
-    return f"room for all {first.goal.agents} costs {lost:.0%} of the speed: {_name(best)}"
+    cost = f"room for all {first.goal.agents} costs {lost:.0%} of the speed"
+    return f"{cost}: {_name(best)}"
 
 
 def _is_shown_faster(rated: Rated, first: Rated) -> bool:
-    return round(_shown_tok_s(rated)) > round(_shown_tok_s(first))
+    tok_s = round(_shown_tok_s(rated))
+    tok_s_of_first = round(_shown_tok_s(first))
+    return tok_s > tok_s_of_first
 
 
 def _nicer(first: Rated, near: Rated) -> str:
@@ -152,7 +158,8 @@ def _are_no_experiments(candidates: Candidates) -> Candidates:
     """Leave out llama.cpp's tensor split over many cards on PCIe, where a layout of vLLM was
     measured on such cards.
     """
-    if not any(rated.measured and rated.setup.engine == "vllm" for rated in candidates):
+    measured_engines = {rated.setup.engine for rated in candidates if rated.measured}
+    if "vllm" not in measured_engines:
         return candidates
     return _unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF)
 
@@ -196,6 +203,7 @@ def _have_context(candidates: Candidates) -> Candidates:
 
 
 def _answer_soon(candidates: Candidates) -> Candidates:
+    """Keep those whose first token comes about as soon as the soonest."""
     soonest = min(rated.outcome.ttft_s for rated in candidates)
     latest = max(SAME_FIRST_TOKEN * soonest, soonest + SHORT_WAIT_S)
     return [rated for rated in candidates if rated.outcome.ttft_s <= latest]
@@ -203,8 +211,8 @@ def _answer_soon(candidates: Candidates) -> Candidates:
 
 def _are_fastest(candidates: Candidates) -> Candidates:
     """Keep what is within 5 % of the fastest."""
-    best = max(rated.speed for rated in candidates)
-    return [rated for rated in candidates if rated.speed >= SAME_SPEED * best]
+    slowest = SAME_SPEED * _highest_speed(candidates)
+    return [rated for rated in candidates if rated.speed >= slowest]
 
 
 def _are_not_beaten(candidates: Candidates) -> Candidates:
@@ -231,18 +239,24 @@ def _beats(rival: Rated, rated: Rated) -> bool:
 
 
 def _keep_most_bits(candidates: Candidates) -> Candidates:
-    most_bits = max(rated.setup.quant.nominal for rated in candidates)
+    bits = [rated.setup.quant.nominal for rated in candidates]
+    most_bits = max(bits)
     return [rated for rated in candidates if rated.setup.quant.nominal == most_bits]
 
 
 def _serve_one_agent_as_fast(candidates: Candidates) -> Candidates:
     """Keep what is within 5 % of the best with what a single agent gets counted."""
     best = max(rated.score for rated in candidates)
-    return [rated for rated in candidates if rated.score >= SAME_SPEED * best]
+    lowest = SAME_SPEED * best
+    return [rated for rated in candidates if rated.score >= lowest]
 
 
 def _those(candidates: Candidates, meets: Callable[[Rated], bool]) -> Candidates:
-    return [rated for rated in candidates if meets(rated)] or candidates
+    """Keep those that meet a condition; all of them where none does."""
+    meeting = [rated for rated in candidates if meets(rated)]
+    if meeting:
+        return meeting
+    return candidates
 
 
 def _unless_slower(
@@ -252,10 +266,14 @@ def _unless_slower(
     fastest's speed.
     """
     good = _those(candidates, meets)
-    fastest = max(rated.speed for rated in candidates)
-    if max(rated.speed for rated in good) > share * fastest:
+    too_slow = share * _highest_speed(candidates)
+    if _highest_speed(good) > too_slow:
         return good
     return candidates
+
+
+def _highest_speed(candidates: Candidates) -> float:
+    return max(rated.speed for rated in candidates)
 
 
 def _useful_context(rated: Rated) -> float:
@@ -312,9 +330,10 @@ def _slow(first: Rated, faster: Candidates) -> str:
     others = [rated for rated in faster if not _is_doubted(first, rated)]
     clauses = []
     if doubted:
-        engines = list(dict.fromkeys(rated.setup.engine for rated in doubted))
+        engines = dict.fromkeys(rated.setup.engine for rated in doubted)
         verb = "has" if len(engines) == 1 else "have"
-        cause = f"{' and '.join(engines)} {verb} few kernels for {doubted[0].card.id}"
+        named_engines = " and ".join(engines)
+        cause = f"{named_engines} {verb} few kernels for {doubted[0].card.id}"
         clauses.append(f"{cause}, so that {_names(doubted)} may not be reached")
     if others:
         verb = _verb(others, "is", "are")
@@ -329,18 +348,23 @@ def _near_tie(first: Rated, faster: Candidates, reason: str) -> str:
     """Say what decided between setups of the same speed, unless the figures that are shown are not
     that near.
     """
-    others = [
-        rated for rated in faster if first.goal.kind == "latency" or _is_doubted(first, rated)
-    ]
+    others = faster
+    if first.goal.kind != "latency":
+        others = [rated for rated in faster if _is_doubted(first, rated)]
     near = [rated for rated in faster if rated not in others]
-    clauses = [_slow(first, others)] if others else []
+    clauses = []
+    if others:
+        clauses.append(_slow(first, others))
     if near:
         clauses.append(f"{reason}, while {_lead(near)} by less than 5 %")
     return "; ".join(clauses)
 
 
 def _is_doubted(first: Rated, faster: Rated) -> bool:
-    return kernels_share(faster.setup, faster.card) < kernels_share(first.setup, first.card)
+    """Return whether the faster one's engine has fewer kernels for its card."""
+    share_of_faster = kernels_share(faster.setup, faster.card)
+    share_of_first = kernels_share(first.setup, first.card)
+    return share_of_faster < share_of_first
 
 
 def _narrow(first: Rated, faster: Candidates) -> str:
@@ -368,14 +392,14 @@ def _beaten(_: Rated, faster: Candidates) -> str:
 
 
 def _coarse(first: Rated, faster: Candidates) -> str:
-    return _near_tie(first, faster, f"{first.setup.quant.title} keeps more bits of each weight")
+    reason = f"{first.setup.quant.title} keeps more bits of each weight"
+    return _near_tie(first, faster, reason)
 
 
 def _slow_alone(first: Rated, faster: Candidates) -> str:
     fastest = max(rated.alone_tok_s for rated in faster)
-    return _near_tie(
-        first, faster, f"{first.alone_tok_s:,.0f} tok/s for an agent alone against {fastest:,.0f}"
-    )
+    reason = f"{first.alone_tok_s:,.0f} tok/s for an agent alone against {fastest:,.0f}"
+    return _near_tie(first, faster, reason)
 
 
 def _lead(faster: Candidates) -> str:
@@ -393,12 +417,14 @@ def _at_most(figures: Sequence[int]) -> str:
 def _names(rows: Candidates) -> str:
     """Return the first few by name, and how many more there are."""
     names = [_name(rated) for rated in rows[:NAMED]]
-    if len(rows) > NAMED:
-        names.append(f"{len(rows) - NAMED} more")
+    rest = len(rows) - NAMED
+    if rest > 0:
+        names.append(f"{rest} more")
     *heads, last = names
-    if heads:
-        return f"{', '.join(heads)} and {last}"
-    return last
+    if not heads:
+        return last
+    listed = ", ".join(heads)
+    return f"{listed} and {last}"
 
 
 def _name(rated: Rated) -> str:

@@ -55,7 +55,8 @@ def simulate_load(
     replicas: int = 1,
 ) -> PredictedOutcome:
     alike = [SimulatedReplica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)]
-    return _LoadSimulation(alike, load).run()
+    simulation = _LoadSimulation(alike, load)
+    return simulation.run()
 
 
 def lengths(count: int, mean: float, spread: float) -> list[float]:
@@ -67,8 +68,10 @@ def lengths(count: int, mean: float, spread: float) -> list[float]:
     drawn = []
     for place in range(count):
         share = (0.5 + place * _GOLDEN) % 1.0
-        drawn.append((1 - spread) + spread * min(4.0, -math.log(1.0 - share)))
-    scale = mean * count / sum(drawn)
+        length = min(4.0, -math.log(1.0 - share))
+        drawn.append((1 - spread) + spread * length)
+    total = mean * count
+    scale = total / sum(drawn)
     return [max(1.0, value * scale) for value in drawn]
 
 
@@ -93,10 +96,12 @@ class _LoadSimulation:
             rounds = _UNEVEN_ROUNDS
         else:
             rounds = _ROUNDS
-        self.outputs = lengths(
-            load.tasks or load.concurrency * rounds, load.output_tokens, load.spread
-        )
-        self.prompt = max(1.0, load.input_tokens * (1 - load.cached_share))
+        tasks = load.tasks or load.concurrency * rounds
+        self.outputs = lengths(tasks, load.output_tokens, load.spread)
+        # Whoever has an answer sends the next task.
+        self.is_closed = load.shape != "burst" and not load.rate_per_s
+        uncached = load.input_tokens * (1 - load.cached_share)
+        self.prompt = max(1.0, uncached)
         if load.input_tokens > self.prompt:
             self.cached = load.input_tokens - self.prompt
         else:
@@ -108,20 +113,23 @@ class _LoadSimulation:
         now = 0.0
         total = len(self.outputs)
         arrivals: list[float] = []
+        sent_at_once = 0
         if self.load.rate_per_s:
             arrivals = [place / self.load.rate_per_s for place in range(total)]
+        elif self.load.shape == "burst":
+            sent_at_once = total
         else:
-            at_once = total if self.load.shape == "burst" else self.load.concurrency
-            for _ in range(min(total, at_once)):
-                self._send(now)
+            sent_at_once = min(total, self.load.concurrency)
+        for _ in range(sent_at_once):
+            self._send(now)
         while len(self.ended) < total:
             if arrivals and self.upcoming < total:
-                following = arrivals[self.upcoming]
+                arrival = arrivals[self.upcoming]
             else:
-                following = None
-            self._start(now, following)
-            if following is not None and (not self.busy or following <= self.busy[0][0]):
-                now = max(now, following)
+                arrival = None
+            self._start(now, arrival)
+            if arrival is not None and (not self.busy or arrival <= self.busy[0][0]):
+                now = max(now, arrival)
                 self._send(now)
             elif self.busy:
                 now, index, done = heappop(self.busy)
@@ -140,11 +148,9 @@ class _LoadSimulation:
         best = self.replicas[0]
         if len(self.replicas) > 1:
             with_speeds = zip(self.replicas, self.steps_per_s, strict=True)
-            best, _ = min(
-                with_speeds,
-                key=lambda pair: (pair[0].load >= pair[0].slots, pair[0].load, -pair[1]),
-            )
-        best.submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
+            best, _ = min(with_speeds, key=_fullness)
+        sequence = Sequence(place, self.prompt, self.outputs[place], self.cached)
+        best.submit(sequence)
 
     def _start(self, now: float, next_arrival: float | None) -> None:
         for index in sorted(self.idle):
@@ -152,18 +158,18 @@ class _LoadSimulation:
             following = replica.next_pass()
             if following is None:
                 continue
-            if (
-                next_arrival is not None
-                and following.steps > 1
-                and now + following.seconds > next_arrival
-            ):
+            ends_at = now + following.seconds
+            if next_arrival is not None and following.steps > 1 and ends_at > next_arrival:
                 step_s = following.seconds / following.steps
-                steps = max(1, math.ceil((next_arrival - now) / step_s))
+                until_arrival_s = next_arrival - now
+                steps = max(1, math.ceil(until_arrival_s / step_s))
                 following = replica.next_pass(at_most=steps)
                 assert following is not None
+                ends_at = now + following.seconds
             self.idle.discard(index)
-            self.area += following.seconds * (following.decoding + len(following.pieces))
-            heappush(self.busy, (now + following.seconds, index, following))
+            running = following.decoding + len(following.pieces)
+            self.area += following.seconds * running
+            heappush(self.busy, (ends_at, index, following))
 
     def _finish(self, index: int, done: BatchPass, now: float) -> None:
         progress = self.replicas[index].finish(done)
@@ -172,30 +178,34 @@ class _LoadSimulation:
             self.first[sequence.id] = now
         for sequence in progress.ended:
             self.ended[sequence.id] = now
-            answers_with_next = self.load.shape != "burst" and not self.load.rate_per_s
-            if answers_with_next and self.upcoming < len(self.outputs):
+            if self.is_closed and self.upcoming < len(self.outputs):
                 self._send(now)
 
     def _outcome(self, wall: float) -> PredictedOutcome:
         count = max(1, len(self.ended))
         produced = sum(self.outputs[place] for place in self.ended)
-        ttft = sum(self.first[p] - self.sent[p] for p in self.ended) / count
-        decode = [
-            (self.ended[p] - self.first[p], self.outputs[p] - 1)
-            for p in self.ended
-            if self.outputs[p] > 1
-        ]
-        tpot = sum(seconds / tokens for seconds, tokens in decode) / max(1, len(decode))
+        ttft_s = sum(self.first[task] - self.sent[task] for task in self.ended) / count
+        decoded = [task for task in self.ended if self.outputs[task] > 1]
+        times = [(self.ended[task] - self.first[task], self.outputs[task] - 1) for task in decoded]
+        decoded_count = max(1, len(decoded))
+        tpot_s = sum(seconds / tokens for seconds, tokens in times) / decoded_count
+        task_tok_s = sum(tokens / seconds for seconds, tokens in times if seconds) / decoded_count
         return PredictedOutcome(
             effective_tok_s=produced / wall if wall else 0.0,
-            task_tok_s=sum(tokens / seconds for seconds, tokens in decode if seconds)
-            / max(1, len(decode)),
-            ttft_s=ttft,
-            tpot_s=tpot,
+            task_tok_s=task_tok_s,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
             wall_s=wall,
             tasks=len(self.ended),
             running=self.area / wall if wall else 0.0,
         )
+
+
+def _fullness(pair: tuple[SimulatedReplica, float]) -> tuple[bool, int, float]:
+    """Return what a replica, with its steps a second, is chosen by: the least is the best."""
+    replica, steps_per_s = pair
+    load = replica.load
+    return load >= replica.slots, load, -steps_per_s
 
 
 def _extended(fewer: PredictedOutcome, longer: PredictedOutcome, tasks: int) -> PredictedOutcome:
@@ -205,13 +215,17 @@ def _extended(fewer: PredictedOutcome, longer: PredictedOutcome, tasks: int) -> 
     share = (tasks - fewer.tasks) / (longer.tasks - fewer.tasks)
 
     def grown(of_fewer: float, of_more: float) -> float:
-        return of_fewer + share * (of_more - of_fewer)
+        difference = of_more - of_fewer
+        return of_fewer + share * difference
 
     def mean(of_fewer: float, of_more: float) -> float:
-        return grown(of_fewer * fewer.tasks, of_more * longer.tasks) / tasks
+        sum_of_fewer = of_fewer * fewer.tasks
+        sum_of_more = of_more * longer.tasks
+        return grown(sum_of_fewer, sum_of_more) / tasks
 
     wall_s = grown(fewer.wall_s, longer.wall_s)
     produced = grown(fewer.effective_tok_s * fewer.wall_s, longer.effective_tok_s * longer.wall_s)
+    area = grown(fewer.running * fewer.wall_s, longer.running * longer.wall_s)
     return PredictedOutcome(
         effective_tok_s=produced / wall_s,
         task_tok_s=mean(fewer.task_tok_s, longer.task_tok_s),
@@ -219,7 +233,7 @@ def _extended(fewer: PredictedOutcome, longer: PredictedOutcome, tasks: int) -> 
         tpot_s=mean(fewer.tpot_s, longer.tpot_s),
         wall_s=wall_s,
         tasks=tasks,
-        running=grown(fewer.running * fewer.wall_s, longer.running * longer.wall_s) / wall_s,
+        running=area / wall_s,
     )
 
 
@@ -240,12 +254,17 @@ class SpeedModel(msgspec.Struct, frozen=True):
         """Return what a user would measure: output tokens over wall time, run-to-run losses
         counted.
         """
-        played = self._queued(load) or self._played(load)
+        played = self._queued(load)
+        if played is None:
+            played = self._played(load)
         tail = _RUN_TAIL if load.concurrency > 1 else 1.0
-        return replace(played, effective_tok_s=played.effective_tok_s * tail)
+        effective_tok_s = played.effective_tok_s * tail
+        return replace(played, effective_tok_s=effective_tok_s)
 
     def _played(self, load: PlannedLoad) -> PredictedOutcome:
-        steps = self.steps or (self.step,) * self.setup.layout.replicas
+        steps = self.steps
+        if not steps:
+            steps = (self.step,) * self.setup.layout.replicas
         replicas = [
             SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens)
             for step in steps
@@ -257,15 +276,17 @@ class SpeedModel(msgspec.Struct, frozen=True):
         to be played.
         """
         slots = self.slots * self.setup.layout.replicas
-        is_steady = load.shape != "burst" and not (load.spread or load.tasks or load.rate_per_s)
-        if not is_steady or load.concurrency <= _QUEUE_WAVES * slots:
+        if load.shape == "burst" or load.spread or load.tasks or load.rate_per_s:
+            return None
+        if load.concurrency <= _QUEUE_WAVES * slots:
             return None
         uneven = load.concurrency % slots  # so that the last wave is as full as it will be
-        fewer, longer = (
-            self._played(replace(load, concurrency=waves * slots + uneven))
-            for waves in (_FEWER_WAVES, _MORE_WAVES)
-        )
-        return _extended(fewer, longer, load.concurrency * _ROUNDS)
+        fewer_agents = _FEWER_WAVES * slots + uneven
+        more_agents = _MORE_WAVES * slots + uneven
+        fewer = self._played(replace(load, concurrency=fewer_agents))
+        longer = self._played(replace(load, concurrency=more_agents))
+        tasks = load.concurrency * _ROUNDS
+        return _extended(fewer, longer, tasks)
 
     def figure(self, load: PlannedLoad, metric: str) -> float:
         """Return the tokens a second as `metric` counts them: effective, over wall time; decode,
@@ -275,18 +296,21 @@ class SpeedModel(msgspec.Struct, frozen=True):
             return self.outcome(load).effective_tok_s
         among_prompts = load.shape == "burst" and load.concurrency > 1
         if among_prompts:
-            return load.concurrency * self.outcome(load).task_tok_s
-        return load.concurrency * self.stream_tok_s(load)
+            tok_s_each = self.outcome(load).task_tok_s
+        else:
+            tok_s_each = self.stream_tok_s(load)
+        return load.concurrency * tok_s_each
 
     def stream_tok_s(self, load: PlannedLoad) -> float:
         """Return the speed of one stream once it runs, beside those of the other agents and
         nobody's prompt.
         """
-        sequences = max(1, min(self.slots, -(-load.concurrency // self.setup.layout.replicas)))
-        seconds = self.step.seconds(
-            sequences, sequences * (load.input_tokens + load.output_tokens / 2)
-        )
-        return self.step.tokens_per_step(sequences) / seconds
+        agents_each = -(-load.concurrency // self.setup.layout.replicas)
+        sequences = max(1, min(self.slots, agents_each))
+        context_each = load.input_tokens + load.output_tokens / 2
+        seconds = self.step.seconds(sequences, sequences * context_each)
+        tokens = self.step.tokens_per_step(sequences)
+        return tokens / seconds
 
 
 def prospect(
@@ -307,11 +331,13 @@ def prospect(
     for group in groups(setup.layout):
         cards = [rig.cards[place] for place in group]
         card = pace_setter(cards, in_turn=setup.layout.tp == 1)
-        link = group_link(rig, group) if setup.layout.tp > 1 else None
+        link = None
+        if setup.layout.tp > 1:
+            link = group_link(rig, group)
         if (card, link) not in step_models:
-            step = step_model(setup, card, link, constants, tuning=tuning)
-            step_models[card, link] = step
-        replicas.append((step_models[card, link], card, link))
+            step_models[card, link] = step_model(setup, card, link, constants, tuning=tuning)
+        step = step_models[card, link]
+        replicas.append((step, card, link))
     step, card, link = max(replicas, key=lambda replica: replica[0].seconds(1, context))
     used = range(setup.layout.cards)
     memory_gib = min(rig.cards[place].memory_gib for place in used)
@@ -321,4 +347,14 @@ def prospect(
     pool = kv_capacity_tokens(setup, smallest, context=context, slots=slots)
     chunk = setup.batched_tokens or usual.batched_tokens
     steps = tuple(step_of_replica for step_of_replica, _, _ in replicas)
-    return SpeedModel(setup, card, link, step, slots, float(pool), chunk, constants, steps)
+    return SpeedModel(
+        setup=setup,
+        card=card,
+        link=link,
+        step=step,
+        slots=slots,
+        pool_tokens=float(pool),
+        chunk_tokens=chunk,
+        constants=constants,
+        steps=steps,
+    )

@@ -42,27 +42,31 @@ def capability(card: Device) -> float | None:
 
 
 def has_marlin(card: Device) -> bool:
-    return (capability(card) or 0) >= MARLIN_CC
+    cc = capability(card) or 0
+    return cc >= MARLIN_CC
 
 
 def runs_cuda_kernels(card: Device) -> bool:
     """Return whether vLLM and SGLang are built for the card: for no CPU and no chip of Apple, and
     of NVIDIA's for Volta and newer.
     """
+    if card.vendor in ("apple", "cpu"):
+        return False
     cc = capability(card)
-    return card.vendor not in ("apple", "cpu") and (cc is None or cc >= OLDEST_CC)
+    return cc is None or cc >= OLDEST_CC
 
 
 def used_cards(setup: Setup, rig: Rig) -> tuple[Device, ...]:
     """Return the cards the layout takes, in the rig's order; all of them where it needs more."""
-    return rig.cards[: max(1, setup.layout.cards)]
+    count = max(1, setup.layout.cards)
+    return rig.cards[:count]
 
 
 def valid_rungs(model: Geometry) -> tuple[int, ...]:
     """Return the tensor-parallel sizes that divide all heads of the model."""
-    return tuple(
-        n for n in range(1, min(model.heads, MOST_RUNGS) + 1) if not what_does_not_divide(model, n)
-    )
+    largest = min(model.heads, MOST_RUNGS)
+    sizes = range(1, largest + 1)
+    return tuple(tp for tp in sizes if not what_does_not_divide(model, tp))
 
 
 def what_does_not_divide(model: Geometry, tp: int) -> str:
@@ -79,7 +83,8 @@ def what_does_not_divide(model: Geometry, tp: int) -> str:
     for kv in kv_kinds:
         if kv and kv % tp and tp % kv:
             return f"{tp} cards cannot share {kv} KV heads evenly"
-    for count, kind in ((model.linear_k_heads, "key"), (model.linear_v_heads, "value")):
+    linear_heads = ((model.linear_k_heads, "key"), (model.linear_v_heads, "value"))
+    for count, kind in linear_heads:
         if count > 1 and count % tp:  # a single one, of Mamba, is copied
             return f"{tp} does not divide the {count} linear-attention {kind} heads"
     return ""
@@ -125,7 +130,8 @@ class Facts:
 
     def first(self, matches: Callable[[Device], bool]) -> Device | None:
         """Return the first card in use that matches."""
-        return next(filter(matches, self.used), None)
+        matching = filter(matches, self.used)
+        return next(matching, None)
 
 
 def _link(facts: Facts) -> CardLink | None:
@@ -166,7 +172,10 @@ def _nearest_gguf(facts: Facts) -> str:
 
 def _lacks_int8(card: Device) -> bool:
     """Return whether vLLM has no INT8 kernels for the card: they are for Turing to Hopper."""
-    return "int8" not in card.formats or not MARLIN_CC <= (capability(card) or MARLIN_CC) < 10
+    if "int8" not in card.formats:
+        return True
+    cc = capability(card) or MARLIN_CC
+    return not MARLIN_CC <= cc < 10
 
 
 _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
@@ -306,7 +315,8 @@ def rules() -> Mapping[str, Rule]:
     import tomllib
     from importlib.resources import files
 
-    table = tomllib.loads(files("skep.planner").joinpath("rules.toml").read_text(encoding="utf-8"))
+    file = files("skep.planner").joinpath("rules.toml")
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
     by_id = {}
     for entry in table["rule"]:
         name = entry["id"]
@@ -317,7 +327,12 @@ def rules() -> Mapping[str, Rule]:
                 "source": case["source"].format_map(table["sources"]),
             }
             cases.append(RuleCase(name, **{**case, **read}))
-        by_id[name] = Rule(name, entry.get("card"), _condition(entry.get("when")), tuple(cases))
+        by_id[name] = Rule(
+            id=name,
+            card=entry.get("card"),
+            when=_condition(entry.get("when")),
+            cases=tuple(cases),
+        )
     return by_id
 
 
@@ -347,7 +362,10 @@ def find_first(
 ) -> Finding | None:
     """Return the first finding with that verdict, of all rules or those named."""
     facts = Facts(setup, rig)
-    for case in _cases(facts, _with_verdict(verdict) if only is None else only):
+    ids = only
+    if ids is None:
+        ids = _with_verdict(verdict)
+    for case in _cases(facts, ids):
         if case.verdict == verdict:
             return case.finding(facts)
     return None
@@ -360,15 +378,19 @@ def refusal(setup: Setup, rig: Rig) -> Finding | None:
 
 @lru_cache(maxsize=4)
 def _with_verdict(verdict: Answer) -> tuple[str, ...]:
-    return tuple(
-        rule.id for rule in rules().values() if any(case.verdict == verdict for case in rule.cases)
-    )
+    """Return the ids of the rules with a case of that verdict."""
+    table = rules()
+    cases = [case for rule in table.values() for case in rule.cases]
+    ids = [case.rule for case in cases if case.verdict == verdict]
+    return tuple(dict.fromkeys(ids))
 
 
 def _cases(facts: Facts, ids: Iterable[str]) -> Iterator[RuleCase]:
     """Yield the cases that hold; without cards only the one that says so."""
     table = rules()
-    for rule_id in ids if facts.cards_in_rig else ("cards",):
+    if not facts.cards_in_rig:
+        ids = ("cards",)
+    for rule_id in ids:
         case = table[rule_id].find(facts)
         if case is not None:
             yield case
@@ -393,22 +415,46 @@ def _comparison(words: list[str]) -> _Condition:
     if words[0] == "not":
         test = _comparison(words[1:])
         return lambda facts: not test(facts)
-    of = operator.attrgetter(words[0])
+    left_fact = operator.attrgetter(words[0])
     if len(words) == 1:
-        return of
+        return left_fact
     name, right = words[1:]
     if name in ("=", "!="):
         values = {_value(word) for word in right.split("|")}
         is_expected = name == "="
-        return lambda facts: (of(facts) in values) is is_expected
+        return lambda facts: (left_fact(facts) in values) is is_expected
     compare = _COMPARED[name]
-    value = _value(right)
-    if not right.startswith("{"):
-        return lambda facts: (a := of(facts)) is not None and compare(a, value)
-    right_fact = operator.attrgetter(right.strip("{}"))
-    return lambda facts: (
-        (a := of(facts)) is not None and (b := right_fact(facts)) is not None and compare(a, b)
-    )
+    if right.startswith("{"):
+        right_fact = operator.attrgetter(right.strip("{}"))
+        return _fact_comparison(left_fact, compare, right_fact)
+    return _value_comparison(left_fact, compare, _value(right))
+
+
+def _value_comparison(
+    fact: _Condition, compare: Callable[[Any, Any], bool], value: str | float
+) -> _Condition:
+    """Return the test of a fact against a value; it does not hold where the fact is not known."""
+
+    def holds(facts: Facts) -> bool:
+        known = fact(facts)
+        return known is not None and compare(known, value)
+
+    return holds
+
+
+def _fact_comparison(
+    left_fact: _Condition, compare: Callable[[Any, Any], bool], right_fact: _Condition
+) -> _Condition:
+    """Return the test of one fact against another; it does not hold where one is not known."""
+
+    def holds(facts: Facts) -> bool:
+        left = left_fact(facts)
+        if left is None:
+            return False
+        right = right_fact(facts)
+        return right is not None and compare(left, right)
+
+    return holds
 
 
 def _value(word: str) -> str | float:
