@@ -5,9 +5,15 @@ end.
 import json
 import os
 import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_programs import SMI, vllm_program
+
+from commands import environment, running_skep
+from skep.paths import user_paths
 
 PUBLISHED = """
 title = "A 27B on two cards"
@@ -36,22 +42,26 @@ output_tokens = 16
 """
 
 
-@pytest.fixture
-def mine(paths, programs, tmp_path, monkeypatch):
-    """A preset of one's own on a machine with two fake cards and a fake vLLM."""
+def furnish(folder, programs, config):
+    """A preset of one's own, `mine`, on a machine with two fake cards and a fake vLLM."""
     for name, text in (
         ("nvidia-smi", SMI),
         ("vllm", vllm_program().replace('"--token-ms", "1"', '"--token-ms", "10"')),
     ):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    weights = tmp_path / "weights"
+    weights = folder / "weights"
     weights.mkdir()
     (weights / "config.json").write_text("{}")
-    folder = paths.config / "presets"
-    folder.mkdir(parents=True)
-    (folder / "mine.toml").write_text(PUBLISHED.format(weights=weights))
-    (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
+    presets = config / "presets"
+    presets.mkdir(parents=True)
+    (presets / "mine.toml").write_text(PUBLISHED.format(weights=weights))
+    (folder / "skep.toml").write_text("[gateway]\nport = 0\n")
+
+
+@pytest.fixture
+def mine(paths, programs, tmp_path):
+    furnish(tmp_path, programs, paths.config)
     return "mine"
 
 
@@ -64,26 +74,54 @@ def typed(skep, programs):
 QUICK = ("--runs", "3", "--budget", "60s")
 
 
-def test_a_preset_is_started_measured_beside_its_figures_and_the_plan_and_stopped(
-    mine, typed, tmp_path
-):
-    document = json.loads(typed("check", mine, *QUICK, "--json").stdout)
-    assert (document["preset"], document["source"], document["hardware"]) == (
-        "mine",
-        "a write-up",
-        "2x rtx-3090",
-    )
-    first, second = document["figures"]
-    assert [first["published"]["tok_s"], second["published"]["tok_s"]] == [100.0, 4000.0]
-    assert all(figure["planned_tok_s"] > 10 for figure in (first, second))
+@pytest.fixture(scope="module")
+def check(tmp_path_factory):
+    """One check of `mine` from start to end, and what can be seen after it."""
+    folder = tmp_path_factory.mktemp("check")
+    programs = folder / "bin"
+    programs.mkdir()
+    env = environment(folder)
+    env["PATH"] = f"{programs}:{Path(shutil.which('sh')).parent}"
+    furnish(folder, programs, user_paths(env).config)
+    with running_skep(env, folder) as skep:
+        document = json.loads(skep("check", "mine", *QUICK, "--json", check=0).stdout)
+        runs = json.loads(skep("runs", "--json", check=0).stdout)
+        rows = json.loads(skep("ps", "--json", check=0).stdout)
+    return SimpleNamespace(document=document, runs=runs, rows=rows, folder=folder)
+
+
+def test_a_check_names_the_preset_its_source_and_its_cards(check):
+    assert {name: check.document[name] for name in ("preset", "source", "hardware")} == {
+        "preset": "mine",
+        "source": "a write-up",
+        "hardware": "2x rtx-3090",
+    }
+
+
+def test_a_check_has_a_planned_figure_beside_every_published_one(check):
+    figures = check.document["figures"]
+    assert [figure["published"]["tok_s"] for figure in figures] == [100.0, 4000.0]
+    assert all(figure["planned_tok_s"] > 10 for figure in figures)
+
+
+def test_the_share_of_a_check_is_that_of_the_published_figure(check):
+    first = check.document["figures"][0]
     assert first["share"] == pytest.approx(first["measured_tok_s"] / 100)
-    assert (
-        second["measured_tok_s"] > 10 * first["measured_tok_s"]
-    )  # combined: 400 tokens in for 16 out
-    (run,) = json.loads(typed("runs", "--json").stdout)
-    assert run["id"] == document["run"]
-    assert json.loads(typed("ps", "--json").stdout) == []
-    assert not list((tmp_path / "state").rglob("start-*"))
+
+
+def test_a_combined_figure_counts_the_tokens_that_go_in(check):
+    """400 tokens in for 16 out."""
+    output, combined = check.document["figures"]
+    assert combined["measured_tok_s"] > 10 * output["measured_tok_s"]
+
+
+def test_a_check_is_one_stored_run(check):
+    assert [run["id"] for run in check.runs] == [check.document["run"]]
+
+
+def test_a_check_stops_what_it_has_started_and_leaves_no_folder_of_its_start(check):
+    assert check.rows == []
+    assert not list((check.folder / "state").rglob("start-*"))
 
 
 def test_the_planned_figure_of_a_check_is_that_of_the_plan_of_the_preset(mine, typed, paths):
