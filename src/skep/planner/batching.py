@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
+from skep.planner.prefix_cache import Block
 from skep.planner.step import StepModel
 
 
@@ -29,6 +30,11 @@ class Sequence:
     prompt_left: float = 0.0
     ends_at: float = 0.0  # on the replica's count of tokens a sequence has gained
     is_released: bool = False
+    # What tells the full blocks of the prompt from all others, and those that follow with the
+    # answer. Without them nothing of it is found in a prefix cache.
+    blocks: tuple[Block, ...] = ()
+    answer_blocks: tuple[Block, ...] = ()
+    has_begun: bool = False  # its first token was there, even if it was preempted later
 
     def __post_init__(self) -> None:
         self.prompt_left = self.prompt
@@ -55,6 +61,9 @@ class BatchPass(msgspec.Struct, frozen=True):
 class PassResult(msgspec.Struct, frozen=True):
     started: tuple[Sequence, ...]  # got their first token with this pass
     ended: tuple[Sequence, ...]
+    # Lost their KV, and wait to be computed again; and those that decode again after that.
+    preempted: tuple[Sequence, ...] = ()
+    resumed: tuple[Sequence, ...] = ()
 
 
 class SimulatedReplica:
@@ -110,18 +119,15 @@ class SimulatedReplica:
         if sequence in self.filling:
             self.filling.remove(sequence)
         else:
-            self.decoding -= 1
-            self._context -= self._context_of(sequence)
-            self._ends = [entry for entry in self._ends if entry[2] is not sequence]
-            heapify(self._ends)
-        self._reserved_tokens -= sequence.need
+            self._stop_decoding(sequence)
+        self._give_back(sequence)
 
     def next_pass(self, at_most: int = 1 << 30) -> BatchPass | None:
         """Return as many equal steps as nothing new happens in, at most `at_most`; None where
         there is nothing to do.
         """
         self._admit()
-        if not self.running:
+        if not self.decoding and not self.filling:
             return None
         sequences = self.decoding
         tokens_each = self.step.tokens_per_step(sequences)
@@ -155,8 +161,7 @@ class SimulatedReplica:
         while self._ends and self._ends[0][0] <= self._gained + 1e-9:
             _, _, sequence = heappop(self._ends)
             ended.append(sequence)
-            self.decoding -= 1
-            self._context -= self._context_of(sequence)
+            self._leave_batch(sequence)
         started = []
         for sequence, piece in done.pieces:
             sequence.prompt_left -= piece * done.steps
@@ -166,7 +171,7 @@ class SimulatedReplica:
                 self._start(sequence, ended)
         for sequence in ended:
             sequence.is_released = True
-            self._reserved_tokens -= sequence.need
+            self._give_back(sequence)
         return PassResult(tuple(started), tuple(ended))
 
     def _start(self, sequence: Sequence, ended: list[Sequence]) -> None:
@@ -176,8 +181,21 @@ class SimulatedReplica:
             return
         self._order += 1
         heappush(self._ends, (sequence.ends_at, self._order, sequence))
+        self._enter_batch(sequence)
+
+    def _enter_batch(self, sequence: Sequence) -> None:
         self.decoding += 1
         self._context += self._context_of(sequence)
+
+    def _leave_batch(self, sequence: Sequence) -> None:
+        self.decoding -= 1
+        self._context -= self._context_of(sequence)
+
+    def _stop_decoding(self, sequence: Sequence) -> None:
+        """Take a sequence out of the batch before its end."""
+        self._leave_batch(sequence)
+        self._ends = [entry for entry in self._ends if entry[2] is not sequence]
+        heapify(self._ends)
 
     def _context_of(self, sequence: Sequence) -> float:
         left_to_write = sequence.ends_at - self._gained
@@ -185,11 +203,20 @@ class SimulatedReplica:
 
     def _admit(self) -> None:
         while self.waiting and self.running < self.slots:
-            need = self.waiting[0].need
-            if self._reserved_tokens + need > self.pool_tokens and self.running:
+            if self.running and not self._has_room(self.waiting[0]):
                 return
-            self._reserved_tokens += need
-            self.filling.append(self.waiting.popleft())
+            self._take_in(self.waiting.popleft())
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        return self._reserved_tokens + sequence.need <= self.pool_tokens
+
+    def _take_in(self, sequence: Sequence) -> None:
+        self._reserved_tokens += sequence.need
+        self.filling.append(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Free the KV of a sequence that has left."""
+        self._reserved_tokens -= sequence.need
 
     def _pieces(self, budget: float) -> tuple[list[tuple[Sequence, float]], float, float]:
         pieces = []

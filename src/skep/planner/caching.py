@@ -1,0 +1,252 @@
+"""Continuous batching with a prefix cache: prompts find what earlier ones left, answers fill the
+pool, and what does not fit is preempted and computed again.
+
+As vLLM has it: a prompt is let in when all of its blocks have room, blocks are taken as an answer
+grows, and where none is left the sequence that came last gives its own back. With KV in RAM,
+blocks that the card has lost are copied back, one prompt after the other.
+"""
+
+from __future__ import annotations
+
+import math
+
+from skep.planner.batching import BatchPass, PassResult, Sequence, SimulatedReplica
+from skep.planner.prefix_cache import PrefixCache
+from skep.planner.step import StepModel
+
+BLOCK_TOKENS = 16  # vLLM's
+
+
+class KvTier:
+    """KV in RAM: how many tokens it holds, and how many of them a second come back."""
+
+    def __init__(self, tokens: float, tokens_per_s: float) -> None:
+        self.tokens = tokens
+        self.tokens_per_s = tokens_per_s
+
+
+class CacheCounts:
+    """What has happened so far, in tokens of prompts."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0.0
+        self.hit_tokens = 0.0  # on the card
+        self.ram_tokens = 0.0  # copied back from RAM
+        self.preemptions = 0
+
+
+class CachingReplica(SimulatedReplica):
+    """A simulated replica whose sequences have names for their blocks."""
+
+    def __init__(
+        self,
+        step: StepModel,
+        slots: int,
+        pool_tokens: float,
+        chunk_tokens: int,
+        *,
+        block_tokens: int = BLOCK_TOKENS,
+        ram: KvTier | None = None,
+    ) -> None:
+        super().__init__(step, slots, pool_tokens, chunk_tokens)
+        self.block_tokens = block_tokens
+        self.counts = CacheCounts()
+        ram_blocks = int(ram.tokens // block_tokens) if ram is not None else 0
+        self.cache = PrefixCache(max(1, int(pool_tokens // block_tokens)), ram_blocks)
+        self._ram = ram
+        # Prompts whose KV is on its way from RAM, with the seconds that this takes.
+        self._loading: list[tuple[Sequence, float]] = []
+        # Tokens of prompts inside that no named block holds, and prompt tokens that decode.
+        self._tail_tokens = 0.0
+        self._decoding_prompts = 0.0
+
+    @property
+    def running(self) -> int:
+        return super().running + len(self._loading)
+
+    @property
+    def kv_tokens(self) -> float:
+        return float(self.cache.used_blocks * self.block_tokens)
+
+    def next_pass(self, at_most: int = 1 << 30) -> BatchPass | None:
+        following = super().next_pass(at_most)
+        if following is None:
+            if not self._loading:
+                return None
+            seconds = max(1e-6, self._loading[0][1])
+            return BatchPass(1, seconds, 0, (), 0.0)
+        if following.steps > 1:
+            steps = min(following.steps, self._steps_with_room(following))
+            if steps < following.steps:
+                return super().next_pass(steps)
+        return following
+
+    def finish(self, done: BatchPass) -> PassResult:
+        self._copy_back(done.seconds)
+        result = super().finish(done)
+        resumed = tuple(sequence for sequence in result.started if sequence.has_begun)
+        started = tuple(sequence for sequence in result.started if not sequence.has_begun)
+        for sequence in result.started:
+            sequence.has_begun = True
+            self.cache.keep_in_ram(sequence.blocks)
+        preempted = self._make_room()
+        return PassResult(started, result.ended, tuple(preempted), resumed)
+
+    def cancel(self, sequence: Sequence) -> None:
+        if not sequence.is_released and self._drop_loading(sequence):
+            sequence.is_released = True
+            self._give_back(sequence)
+            return
+        was_waiting = sequence in self.waiting
+        was_filling = sequence in self.filling
+        sequence.answer_blocks = ()  # it will not be written to its end
+        super().cancel(sequence)
+        if was_filling and not was_waiting:
+            self.cache.forget(sequence.blocks[self._computed_blocks(sequence) :])
+
+    # What the batch calls
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        unread = sum(filling.prompt_left for filling in self.filling)
+        if unread >= self._budget():
+            return False  # its first tokens would have to wait for those of others anyway
+        tail = self._tail_of(sequence)
+        needed = self.cache.needs(sequence.blocks) + math.ceil(tail / self.block_tokens) + 1
+        return needed <= self.cache.free_blocks
+
+    def _take_in(self, sequence: Sequence) -> None:
+        whole = sequence.cached + sequence.prompt
+        blocks = sequence.blocks
+        held = self.cache.held(blocks)
+        from_ram = self.cache.held_in_ram(blocks, held)
+        if (held + from_ram) * self.block_tokens >= whole:
+            # The last token is always computed: its result is the first one of the answer.
+            if from_ram:
+                from_ram -= 1
+            else:
+                held -= 1
+        self.cache.use(blocks)
+        sequence.cached = float((held + from_ram) * self.block_tokens)
+        sequence.prompt = sequence.prompt_left = whole - sequence.cached
+        self._tail_tokens += self._tail_of(sequence)
+        self._note_unnamed()
+        self.counts.prompt_tokens += whole
+        self.counts.hit_tokens += held * self.block_tokens
+        self.counts.ram_tokens += from_ram * self.block_tokens
+        if from_ram and self._ram is not None:
+            seconds = from_ram * self.block_tokens / self._ram.tokens_per_s
+            self._loading.append((sequence, seconds))
+        else:
+            self.filling.append(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._tail_tokens -= self._tail_of(sequence)
+        answered = self._named_answer(
+            sequence, sequence.cached + sequence.prompt + sequence.output
+        )
+        if sequence.has_begun and answered:
+            self.cache.use(answered)
+            self.cache.keep_in_ram(answered)
+        else:
+            answered = ()
+        self.cache.release((*sequence.blocks, *answered))
+        self._note_unnamed()
+
+    def _enter_batch(self, sequence: Sequence) -> None:
+        super()._enter_batch(sequence)
+        self._decoding_prompts += sequence.cached + sequence.prompt
+
+    def _leave_batch(self, sequence: Sequence) -> None:
+        super()._leave_batch(sequence)
+        self._decoding_prompts -= sequence.cached + sequence.prompt
+
+    # Inside
+
+    def _budget(self) -> float:
+        return max(16.0, self.chunk_tokens - self.decoding * (1 + self.step.depth))
+
+    def _tail_of(self, sequence: Sequence) -> float:
+        """Return the tokens of its prompt behind the last named block."""
+        whole = sequence.cached + sequence.prompt
+        return max(0.0, whole - len(sequence.blocks) * self.block_tokens)
+
+    def _computed_blocks(self, sequence: Sequence) -> int:
+        computed = sequence.cached + sequence.prompt - sequence.prompt_left
+        return min(len(sequence.blocks), int(computed // self.block_tokens))
+
+    def _named_answer(self, sequence: Sequence, tokens: float) -> tuple[object, ...]:
+        """Return the blocks of its answer that are full once it has so many tokens in all."""
+        full = int(tokens // self.block_tokens) - len(sequence.blocks)
+        return sequence.answer_blocks[: max(0, full)]
+
+    def _note_unnamed(self) -> None:
+        tokens = self._tail_tokens + max(0.0, self._context - self._decoding_prompts)
+        partial = self.running // 2  # the last block of a sequence is half full
+        self.cache.set_unnamed(math.ceil(max(0.0, tokens) / self.block_tokens) + partial)
+
+    def _steps_with_room(self, following: BatchPass) -> int:
+        """Return how many steps there is room for, and until a prompt has come from RAM."""
+        steps = following.steps
+        step_s = following.seconds / following.steps
+        if self._loading and step_s > 0:
+            steps = min(steps, max(1, math.ceil(self._loading[0][1] / step_s)))
+        growth = following.decoding * following.tokens_each
+        if growth:
+            room = self.cache.free_blocks * self.block_tokens
+            steps = min(steps, max(1, int(room // growth)))
+        return steps
+
+    def _copy_back(self, seconds: float) -> None:
+        """Copy from RAM for so long: one prompt after the other, as there is one link."""
+        while self._loading:
+            sequence, left_s = self._loading[0]
+            if left_s > seconds + 1e-9:
+                self._loading[0] = (sequence, left_s - seconds)
+                return
+            del self._loading[0]
+            self.filling.append(sequence)
+            seconds -= left_s
+
+    def _drop_loading(self, sequence: Sequence) -> bool:
+        entries = [entry for entry in self._loading if entry[0] is not sequence]
+        was_loading = len(entries) < len(self._loading)
+        self._loading = entries
+        return was_loading
+
+    def _make_room(self) -> list[Sequence]:
+        """Preempt the sequences that came last until the others have room; one always stays."""
+        preempted = []
+        self._note_unnamed()
+        while self.cache.free_blocks < 0 and self.decoding + len(self.filling) > 1:
+            preempted.append(self._preempt())
+            self._note_unnamed()
+        return preempted
+
+    def _preempt(self) -> Sequence:
+        self.counts.preemptions += 1
+        if self.filling:
+            sequence = self.filling.pop()
+            computed = self._computed_blocks(sequence)
+            self._tail_tokens -= self._tail_of(sequence)
+            self.cache.release(sequence.blocks)
+            self.cache.forget(sequence.blocks[computed:])
+        else:
+            sequence = max(self._ends, key=lambda entry: entry[1])[2]
+            self._preempt_decoding(sequence)
+        self.waiting.appendleft(sequence)
+        return sequence
+
+    def _preempt_decoding(self, sequence: Sequence) -> None:
+        """Take a sequence out of the batch: what it has answered is a part of its prompt now."""
+        context = self._context_of(sequence)
+        answered = context - sequence.cached - sequence.prompt
+        self._stop_decoding(sequence)
+        self._tail_tokens -= self._tail_of(sequence)
+        named = self._named_answer(sequence, context)
+        self.cache.use(named)
+        sequence.blocks = (*sequence.blocks, *named)
+        sequence.answer_blocks = sequence.answer_blocks[len(named) :]
+        sequence.prompt = sequence.prompt_left = context
+        sequence.cached = 0.0
+        sequence.output = max(1.0, sequence.output - answered)
+        self.cache.release(sequence.blocks)
