@@ -21,8 +21,8 @@ from skep.planner.batching import BatchPass, Sequence
 from skep.planner.caching import CachingReplica
 from skep.planner.prefix_cache import Block
 
-# Seconds that a token of a prompt takes before the engine begins: HTTP, template, tokenizer. Of vLLM
-# 0.24 with 64 slots on an H200: 40 ms for 16,000 tokens that were all found.
+# Seconds that a token of a prompt takes before the engine begins: HTTP, template, tokenizer. Of
+# vLLM 0.24 with 64 slots on an H200: 40 ms for 16,000 tokens that were all found.
 READ_IN_S = 2.5e-6
 # A session is warm if its later turns found so much of what they could.
 WARM_SHARE = 0.9
