@@ -43,17 +43,22 @@ def run_tests(kind: str, blocks: Sequence[str], values: dict[str, Any]) -> None:
         importlib.import_module(name)
     entry_point = values.get("entry_point", "")
     tests = values["tests"]
+    candidate = ""
     if kind == "completion":
-        before, code = completed(values["prompt"], entry_point, program(blocks, {entry_point}))
+        answer = program(blocks, {entry_point})
+        before, code = completed(values["prompt"], entry_point, answer)
+        candidate = entry_point
     else:
         before = values.get("before", "")
-        code = program(blocks, free_names(tests) | {entry_point})
-    # For tests that read or start it.
-    Path("answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")
+        required_names = free_names(tests) | {entry_point}
+        code = program(blocks, required_names)
+    # Some tests read the file or start it.
+    file = Path("answer.py")
+    file.write_text(code, encoding="utf-8", errors="surrogatepass")
     module = _load(before, code)
     if entry_point and not callable(module.__dict__.get(entry_point)):
         raise Unjudged("wrong", f"there is no function `{entry_point}`")
-    _try_tests(module, tests, entry_point if kind == "completion" else "")
+    _try_tests(module, tests, candidate)
 
 
 def search(pattern: str, text: str) -> None:
@@ -95,9 +100,11 @@ def _try_tests(module: types.ModuleType, tests: str, candidate: str) -> None:
     """
     before_tests = dict(module.__dict__)
     try:
-        exec(compile(tests, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the item's own
+        compiled = compile(tests, "tests.py", "exec", dont_inherit=True)
+        exec(compiled, module.__dict__)  # noqa: S102 - the item's own
         if candidate:
-            module.__dict__["check"](module.__dict__[candidate])
+            check = module.__dict__["check"]
+            check(module.__dict__[candidate])
         else:
             functions = [
                 name
@@ -121,7 +128,9 @@ def _failing(error: BaseException, tests: str) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     lines = tests.splitlines()
-    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    source = ""
+    if 0 < line <= len(lines):
+        source = lines[line - 1].strip()
     if source:
         return f"{described(error)} at `{source}`"
     return described(error)
@@ -150,17 +159,22 @@ def program(blocks: Sequence[str], required_names: set[str]) -> str:
     defining = [code for code in codes if required_names & _names(code)]
     if defining:
         codes = [code if code in defining else _definitions(code) for code in codes]
-    return _as_one_file("\n\n".join(code.strip("\n") for code in codes if code.strip()) + "\n")
+    parts = [code.strip("\n") for code in codes if code.strip()]
+    joined = "\n\n".join(parts)
+    return _as_one_file(f"{joined}\n")
 
 
 def _definitions(code: str) -> str:
     """Return the code without its expressions, if it defines something or only imports."""
     tree = _parsed(code)
-    body = tree.body if tree is not None else []
-    has_definitions = any(isinstance(node, _UNITS) for node in body)
-    if not has_definitions and not all(isinstance(node, _IMPORTS) for node in body):
+    if tree is None:
         return ""
-    return ast.unparse(ast.Module([node for node in body if not isinstance(node, ast.Expr)], []))
+    has_definitions = any(isinstance(node, _UNITS) for node in tree.body)
+    only_imports = all(isinstance(node, _IMPORTS) for node in tree.body)
+    if not has_definitions and not only_imports:
+        return ""
+    statements = [node for node in tree.body if not isinstance(node, ast.Expr)]
+    return ast.unparse(ast.Module(statements, []))
 
 
 def _as_one_file(code: str) -> str:
@@ -181,9 +195,11 @@ def _as_one_file(code: str) -> str:
             futures += [alias.name for alias in node.names]
         elif not _is_from_answer(node, names):
             continue
+        first = node.lineno - 1
         last = node.end_lineno or node.lineno
+        indent = " " * node.col_offset
         blank_lines = [""] * (last - node.lineno)
-        lines[node.lineno - 1 : last] = [" " * node.col_offset + "pass", *blank_lines]
+        lines[first:last] = [f"{indent}pass", *blank_lines]
     joined = "\n".join(lines)
     if futures:
         return f"from __future__ import {', '.join(futures)}; {joined}"
@@ -192,9 +208,12 @@ def _as_one_file(code: str) -> str:
 
 def _is_from_answer(node: ast.ImportFrom, names: set[str]) -> bool:
     """Return whether an import is from another file of the answer. `names`: all it defines."""
-    if not all(alias.name in names and alias.asname is None for alias in node.names):
-        return False
-    return bool(node.level) or not _is_installed(node.module or "")
+    for alias in node.names:
+        if alias.name not in names or alias.asname is not None:
+            return False
+    if node.level:
+        return True
+    return not _is_installed(node.module or "")
 
 
 def _is_installed(module: str) -> bool:
@@ -209,9 +228,8 @@ def completed(prompt: str, entry_point: str, code: str) -> tuple[str, str]:
 
     A whole function needs only what stands above it in the prompt.
     """
-    start = re.search(
-        rf"^(?:@.*\n)*(?:async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE
-    )
+    function = rf"^(?:@.*\n)*(?:async )?def {re.escape(entry_point)}\b"
+    start = re.search(function, prompt, re.MULTILINE)
     above = prompt[: start.start()] if start else ""
     whole = textwrap.dedent(code)
     if _defines(whole, entry_point):
@@ -230,7 +248,9 @@ def _bodies(code: str) -> list[str]:
     """
     code = code.strip("\n")
     first, _, rest = code.partition("\n")
-    bodies = [textwrap.indent(textwrap.dedent(code), "    "), f"    {first.strip()}\n{rest}"]
+    indented = textwrap.indent(textwrap.dedent(code), "    ")
+    with_first_line = f"    {first.strip()}\n{rest}"
+    bodies = [indented, with_first_line]
     if code[:1].isspace():
         return [code, *bodies]
     return bodies
@@ -294,7 +314,8 @@ def _reporter(mark: str) -> Callable[[str, str], None]:
 
     def report(outcome: str, detail: str) -> None:
         if getpid() == process:
-            write(output, f"\n{mark}{encoded({'outcome': outcome, 'detail': detail})}\n".encode())
+            verdict = encoded({"outcome": outcome, "detail": detail})
+            write(output, f"\n{mark}{verdict}\n".encode())
         leave(0)
 
     return report
