@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from random import Random
 from typing import Any, TypeVar
 
@@ -60,7 +60,8 @@ class DrillFamily(msgspec.Struct, frozen=True):
             instruction = self.says
         else:
             instruction = self.says[str(grade)]
-        return {"role": "user", "content": f"{instruction}\n{task.question}"}
+        content = f"{instruction}\n{task.question}"
+        return {"role": "user", "content": content}
 
 
 def between(rng: Random, low: int, high: int) -> int:
@@ -97,15 +98,18 @@ def coin(rng: Random) -> bool:
 
 
 def exact(question: str, answer: str, **values: bool) -> Drill:
-    return Drill(question, answer, Checker("exact", {"answer": answer, **values}))
+    checker = Checker("exact", {"answer": answer, **values})
+    return Drill(question, answer, checker)
 
 
 def number(question: str, answer: int) -> Drill:
-    return Drill(question, str(answer), Checker("number", {"answer": answer}))
+    checker = Checker("number", {"answer": answer})
+    return Drill(question, str(answer), checker)
 
 
 def choice(question: str, answer: str, *options: str) -> Drill:
-    return Drill(question, answer, Checker("choice", {"answer": answer, "options": list(options)}))
+    checker = Checker("choice", {"answer": answer, "options": list(options)})
+    return Drill(question, answer, checker)
 
 
 def listed(items: Sequence[object]) -> str:
@@ -115,47 +119,61 @@ def listed(items: Sequence[object]) -> str:
 def _add(rng: Random, _grade: int, count: int, low: int, high: int) -> Drill:
     numbers = [between(rng, low, high) for _ in range(count)]
     terms = " + ".join(map(str, numbers))
-    return number(f"{terms} = ?", sum(numbers))
+    return number(
+        question=f"{terms} = ?",
+        answer=sum(numbers),
+    )
 
 
 def _subtract(rng: Random, _grade: int, low: int, high: int) -> Drill:
     subtrahend = between(rng, low, high)
     rest = between(rng, low, high)
-    return number(f"{subtrahend + rest} - {subtrahend} = ?", rest)
+    return number(
+        question=f"{subtrahend + rest} - {subtrahend} = ?",
+        answer=rest,
+    )
 
 
 def _multiply(rng: Random, _grade: int, a: int, b: int, c: int, d: int) -> Drill:
     x = between(rng, a, b)
     y = between(rng, c, d)
-    return number(f"{x} * {y} = ?", x * y)
+    return number(
+        question=f"{x} * {y} = ?",
+        answer=x * y,
+    )
 
 
 def _larger(rng: Random, grade: int, count: int, low: int, high: int) -> Drill:
     """Ask for the largest number; in grade 5 for the second largest."""
     numbers = some_numbers(rng, count, low, high)
     ascending = sorted(numbers)
+    answer = ascending[-1]
     if grade == 5:
-        return number(listed(numbers), ascending[-2])
-    return number(listed(numbers), ascending[-1])
+        answer = ascending[-2]
+    return number(listed(numbers), answer)
 
 
 def _parity(rng: Random, _grade: int, low: int, high: int) -> Drill:
     value = between(rng, low, high)
-    answer = "odd" if value % 2 else "even"
+    answer = "even"
+    if value % 2:
+        answer = "odd"
     return choice(f"Is {value} even or odd?", answer, "even", "odd")
 
 
 def _sequence(rng: Random, grade: int) -> Drill:
+    """Ask for the term that comes next.
+
+    Up to grade 3 all steps are the same, in grade 4 each is longer by one than the step before. In
+    grade 5 each term is the sum of the two before it.
+    """
     start = between(rng, 1, 94)  # with its step of 1, all below 100
-    if grade == 5:  # each the sum of the two before it
-        terms = [between(rng, 1, 19), between(rng, 1, 19)]
-        while len(terms) < 7:
-            terms.append(terms[-1] + terms[-2])
-    elif grade == 4:  # steps that grow by one
+    if grade == 5:
+        terms = _sums_of_two(rng, 7)
+    elif grade == 4:
         step = between(rng, 1, 5)
-        terms = [start]
-        for place in range(6):
-            terms.append(terms[-1] + step + place)
+        steps = range(step, step + 6)
+        terms = list(accumulate(steps, initial=start))
     else:
         easy_step = pick(rng, (2, 5, 10))
         hard_step = pick(rng, (3, 4, 6, 7, 8, 9))
@@ -163,7 +181,19 @@ def _sequence(rng: Random, grade: int) -> Drill:
         if grade == 2:
             start = step * start
         terms = [start + step * place for place in range(6)]
-    return number(f"{listed(terms[:-1])}, ?", terms[-1])
+    *asked_terms, answer = terms
+    return number(f"{listed(asked_terms)}, ?", answer)
+
+
+def _sums_of_two(rng: Random, count: int) -> list[int]:
+    """Draw two numbers; return them and the next ones, each the sum of the two before it."""
+    first = between(rng, 1, 19)
+    second = between(rng, 1, 19)
+    terms = [first, second]
+    while len(terms) < count:
+        following = terms[-1] + terms[-2]
+        terms.append(following)
+    return terms
 
 
 def _rule(rng: Random, grade: int, count: int, highest: int) -> Drill:
@@ -178,7 +208,10 @@ def _rule(rng: Random, grade: int, count: int, highest: int) -> Drill:
         results = [value for value in numbers if value % 2 == 0]
     else:
         results = [_halved_or_next(value) for value in numbers]
-    return exact(listed(numbers), listed(results))
+    return exact(
+        question=listed(numbers),
+        answer=listed(results),
+    )
 
 
 def _halved_or_next(value: int) -> int:
@@ -191,15 +224,21 @@ def _trace(rng: Random, grade: int, *lines: str) -> Drill:
     a = between(rng, 2, 9)
     b = between(rng, 2, 9)
     c = between(rng, 2, 5)
-    end = a + b + 3
+    total = a + b
+    end = total + 3
+    terms = [i if i % c else -1 for i in range(a, end)]
     printed = {
         1: 10 * b + c,
-        2: a + b,
-        3: (a + b) * c - (a + b),
+        2: total,
+        3: total * c - total,
         4: a + b * sum(range(c)),
-        5: sum(i if i % c else -1 for i in range(a, end)),
+        5: sum(terms),
     }
-    return number("\n".join(lines).format(a=a, b=b, c=c, end=end), printed[grade])
+    program = "\n".join(lines)
+    return number(
+        question=program.format(a=a, b=b, c=c, end=end),
+        answer=printed[grade],
+    )
 
 
 def _copy(rng: Random, _grade: int, count: int) -> Drill:
@@ -216,6 +255,7 @@ def _pick(rng: Random, grade: int, count: int) -> Drill:
     """Ask for the first or the last word; in higher grades by its number, at last from the end."""
     words = some_words(rng, count)
     ordinals = _DATA["ordinals"]
+    highest = len(words) - 2
     if grade <= 2 and coin(rng):
         place = 0
         position = "first"
@@ -223,27 +263,32 @@ def _pick(rng: Random, grade: int, count: int) -> Drill:
         place = -1
         position = "last"
     elif grade <= 4:
-        place = between(rng, 1, len(words) - 2)
+        place = between(rng, 1, highest)
         position = ordinals[place]
     else:
-        back = between(rng, 2, len(words) - 2)
+        back = between(rng, 2, highest)
         place = -back
         position = f"{ordinals[back - 1]} from the end"
-    return exact(f"{listed(words)}. Which word is {position}?", words[place])
+    return exact(
+        question=f"{listed(words)}. Which word is {position}?",
+        answer=words[place],
+    )
 
 
 def _count_words(rng: Random, _grade: int, low: int, high: int) -> Drill:
     count = between(rng, low, high)
-    return number(listed(some_words(rng, count)), count)
+    words = some_words(rng, count)
+    return number(listed(words), count)
 
 
 def _count_letter(rng: Random, _grade: int, max_count: int, length: int) -> Drill:
-    """Ask how often a letter occurs: each number as often as the others."""
+    """Ask how often a letter occurs; every number up to the largest is as likely."""
     count = between(rng, 1, max_count)
     letter = pick(rng, "aeort")
     other_letters = _LETTERS.replace(letter, "")
     others = [pick(rng, other_letters) for _ in range(length - count)]
-    word = "".join(shuffled(rng, [letter] * count + others))
+    letters = [letter] * count + others
+    word = "".join(shuffled(rng, letters))
     return number(f"How often is {letter} in {word}?", count)
 
 
@@ -259,16 +304,23 @@ def _member(rng: Random, _grade: int, count: int) -> Drill:
 
 
 def _reverse(rng: Random, _grade: int, count: int, longest: int = 0) -> Drill:
+    parts: Sequence[str]
     if longest:
-        parts: Sequence[str] = some_words(rng, 1, shortest=count, longest=longest)[0]
+        (parts,) = some_words(rng, 1, shortest=count, longest=longest)
     else:
         parts = some_words(rng, count)
-    return exact(" ".join(parts), " ".join(reversed(parts)))
+    return exact(
+        question=" ".join(parts),
+        answer=" ".join(reversed(parts)),
+    )
 
 
 def _sort(rng: Random, _grade: int, count: int) -> Drill:
     words = some_words(rng, count)
-    return exact(" ".join(words), " ".join(sorted(words)))
+    return exact(
+        question=" ".join(words),
+        answer=" ".join(sorted(words)),
+    )
 
 
 def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
@@ -281,47 +333,61 @@ def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
     else:
         names = MONTHS
         unit = "month"
-    start = between(rng, 0, len(names) - 1)
+    count = len(names)
+    start = between(rng, 0, count - 1)
     step = between(rng, low, high)
     if grade > 1 and (grade == 2 or coin(rng)):
         where = "before"
-        answer = names[(start - step) % len(names)]
+        place = start - step
     else:
         where = "after"
-        answer = names[(start + step) % len(names)]
+        place = start + step
+    question = f"Which {unit} is {step} {unit}s {where} {names[start]}?"
     if step == 1:
-        return exact(f"Which {unit} comes {where} {names[start]}?", answer)
-    return exact(f"Which {unit} is {step} {unit}s {where} {names[start]}?", answer)
+        question = f"Which {unit} comes {where} {names[start]}?"
+    return exact(question, names[place % count])
 
 
 def _json(rng: Random, grade: int, key_count: int, name_count: int) -> Drill:
+    """Ask for a value of an object, or of an object in one; in grade 5 for whose value is the
+    largest.
+    """
     keys = some(rng, _DATA["keys"], key_count)
     values = [between(rng, 2, 99) for _ in keys]
     if not name_count:
-        key = pick(rng, keys)
         table = dict(zip(keys, values, strict=True))
-        return number(f"{json.dumps(table)}\nWhat is {key}?", table[key])
+        key = pick(rng, keys)
+        return number(
+            question=f"{json.dumps(table)}\nWhat is {key}?",
+            answer=table[key],
+        )
     names = some(rng, NAMES, name_count)
     tables = {name: {key: between(rng, 2, 99) for key in keys} for name in names}
     name = pick(rng, names)
     key = pick(rng, keys)
     if grade < 5:
-        return number(f"{json.dumps(tables)}\nWhat is the {key} of {name}?", tables[name][key])
+        return number(
+            question=f"{json.dumps(tables)}\nWhat is the {key} of {name}?",
+            answer=tables[name][key],
+        )
     # No two alike, so that one is the largest.
     for place, person in enumerate(shuffled(rng, names), start=1):
         tables[person][key] = 10 * place + between(rng, 0, 9)
-    largest = max(names, key=lambda name: tables[name][key])
-    return exact(f"{json.dumps(tables)}\nWho has the largest {key}?", largest)
+    return exact(
+        question=f"{json.dumps(tables)}\nWho has the largest {key}?",
+        answer=max(names, key=lambda name: tables[name][key]),
+    )
 
 
 def _edit(rng: Random, grade: int) -> Drill:
     (word,) = some_words(rng, 1, shortest=4)
+    consonants = [letter for letter in word if letter not in "aeiou"]
     edited = {
         1: f"{word}s",
         2: f"{word}-{word}",
         3: word[1:],
         4: word[-1] + word[1:-1] + word[0],
-        5: "".join(letter for letter in word if letter not in "aeiou"),
+        5: "".join(consonants),
     }
     return exact(word, edited[grade])
 
@@ -329,23 +395,38 @@ def _edit(rng: Random, grade: int) -> Drill:
 def _caesar(rng: Random, _grade: int, shift: int) -> Drill:
     (word,) = some_words(rng, 1, shortest=4, longest=6)
     places = [_LETTERS.index(letter) + shift for letter in word]
-    return exact(word, "".join(_LETTERS[place % 26] for place in places))
+    moved_letters = [_LETTERS[place % 26] for place in places]
+    return exact(word, "".join(moved_letters))
 
 
 def _order(rng: Random, grade: int, count: int) -> Drill:
-    """A chain of comparisons, in any order from grade 3 up."""
+    """Ask who is tallest or shortest, after a chain of comparisons that is in any order from grade
+    3 up.
+    """
     asks_tallest = grade == 1 or coin(rng)
     names = some(rng, NAMES, count)
     if asks_tallest and grade <= 2:  # these grades share no question
-        while sum(map(NAMES.index, names)) % 2 == (grade == 1):
+        while _is_odd_pair(names) == (grade == 1):
             names = some(rng, NAMES, 2)
     facts = [f"{tall} is taller than {short}." for tall, short in pairwise(names)]
     if grade >= 3:
         facts = shuffled(rng, facts)
     told_facts = " ".join(facts)
     if asks_tallest:
-        return exact(f"{told_facts} Who is tallest?", names[0])
-    return exact(f"{told_facts} Who is shortest?", names[-1])
+        return exact(
+            question=f"{told_facts} Who is tallest?",
+            answer=names[0],
+        )
+    return exact(
+        question=f"{told_facts} Who is shortest?",
+        answer=names[-1],
+    )
+
+
+def _is_odd_pair(names: Sequence[str]) -> bool:
+    """Return whether the places of two names in the list of all add up to an odd number."""
+    places = map(NAMES.index, names)
+    return sum(places) % 2 == 1
 
 
 _DATA = read_data("drills.toml")
@@ -360,7 +441,13 @@ def _family(maker: Maker) -> DrillFamily:
     name = maker.__name__.strip("_").replace("_", "-")  # as its function is called
     description = _DATA[name]
     grades = {int(grade): values for grade, values in description["grades"].items()}
-    return DrillFamily(name, description["says"], grades, maker, description.get("tokens", 24))
+    return DrillFamily(
+        name=name,
+        says=description["says"],
+        grades=grades,
+        maker=maker,
+        tokens=description.get("tokens", 24),
+    )
 
 
 VERSION = 1  # raised whenever the same seed gives other drills than before
@@ -392,20 +479,22 @@ def drills(
     rows = []
     for place, grade in enumerate(grades):
         drill_count = len(range(place, count, len(grades)))
-        rows.append(list(islice(_graded(seed, grade, families), drill_count)))
-        if len(rows[-1]) < drill_count:
-            there_are = f"there are only {len(rows[-1])} different drills of grade {grade}"
+        row = list(islice(_graded(seed, grade, families), drill_count))
+        if len(row) < drill_count:
+            there_are = f"there are only {len(row)} different drills of grade {grade}"
             raise UserError(
                 f"{there_are}, not {drill_count}", hint="ask for fewer, or for another grade"
             )
-    return [rows[place % len(rows)][place // len(rows)] for place in range(count)]
+        rows.append(row)
+    items = []
+    for place in range(count):
+        turn, column = divmod(place, len(rows))
+        items.append(rows[column][turn])
+    return items
 
 
 def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[Item]:
-    """Yield endless items, each family once before any comes again.
-
-    Examples are earlier turns of the conversation: small models follow those.
-    """
+    """Yield endless items, each family once before any comes again."""
     rng = Random(f"drills/{VERSION}/{seed}/{grade}")
     remaining = [family for family in families if grade in family.grades]
     used_questions: set[str] = set()
@@ -416,22 +505,42 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
             if task is None:
                 remaining.remove(family)
                 continue
-            turns = []
-            for example in _examples(rng, family, grade, task):
-                turns += [
-                    family.asks(grade, example),
-                    {"role": "assistant", "content": example.answer},
-                ]
-            messages = (*turns, family.asks(grade, task))
-            name = f"drills-{seed}/{family.name}/{place}"
             yield Item(
-                name, messages, task.checker, family.tokens, family=family.name, difficulty=grade
+                id=f"drills-{seed}/{family.name}/{place}",
+                messages=_conversation(rng, family, grade, task),
+                checker=task.checker,
+                max_tokens=family.tokens,
+                family=family.name,
+                difficulty=grade,
             )
             place += len(GRADES)
 
 
+def _conversation(
+    rng: Random,
+    family: DrillFamily,
+    grade: int,
+    task: Drill,
+) -> tuple[dict[str, str], ...]:
+    """Return the messages of a drill.
+
+    Examples are earlier turns of the conversation: small models follow those.
+    """
+    messages = []
+    for example in _examples(rng, family, grade, task):
+        messages += [
+            family.asks(grade, example),
+            {"role": "assistant", "content": example.answer},
+        ]
+    messages.append(family.asks(grade, task))
+    return tuple(messages)
+
+
 def _new_tasks(
-    rng: Random, family: DrillFamily, grade: int, used_questions: set[str]
+    rng: Random,
+    family: DrillFamily,
+    grade: int,
+    used_questions: set[str],
 ) -> Iterator[Drill]:
     """Yield drills whose questions were not used before, and add these.
 
@@ -452,11 +561,13 @@ def _examples(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list
     """
     options = task.checker.values.get("options", ())
     room = {option: _EXAMPLES // len(options) for option in options}
-    used_questions = {family.asks(grade, task)["content"]}
+    question = family.asks(grade, task)["content"]
+    used_questions = {question}
     examples: list[Drill] = []
     for example in _new_tasks(rng, family, grade, used_questions):
-        if room.get(example.answer, 1) > 0:
-            room[example.answer] = room.get(example.answer, _EXAMPLES) - 1
+        answer = example.answer
+        if room.get(answer, 1) > 0:
+            room[answer] = room.get(answer, _EXAMPLES) - 1
             examples.append(example)
         if len(examples) == _EXAMPLES:
             break

@@ -117,8 +117,9 @@ def field_faults(
 
 def like(name: str, names: Sequence[str]) -> str:
     """Return which known name may be meant, or all of them."""
-    otherwise = f"known: {', '.join(f'`{known_name}`' for known_name in names)}"
-    return did_you_mean(get_close_matches(name[:100], names, n=1, cutoff=0.6), otherwise)
+    known_names = ", ".join(f"`{known_name}`" for known_name in names)
+    matches = get_close_matches(name[:100], names, n=1, cutoff=0.6)
+    return did_you_mean(matches, f"known: {known_names}")
 
 
 def short(value: Any) -> str:

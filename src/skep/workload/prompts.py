@@ -364,15 +364,19 @@ def _line(pairs: Sequence[tuple[int, int]]) -> tuple[float, float]:
         ]
         slope = _weighted_median(slopes)
         if slope > 0:
-            return slope, _weighted_median([(y - slope * x, 1.0 / x) for x, y in pairs])
-    return _weighted_median([(y / x, 1.0) for x, y in pairs]), 0.0
+            offsets = [(y - slope * x, 1.0 / x) for x, y in pairs]
+            return slope, _weighted_median(offsets)
+    ratios = [(y / x, 1.0) for x, y in pairs]
+    return _weighted_median(ratios), 0.0
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
     """Return the value at or below which half the weight lies."""
     ordered = sorted(values)
-    below = list(accumulate(weight for _, weight in ordered))
-    return ordered[bisect_left(below, below[-1] / 2)][0]
+    weights_up_to = list(accumulate(weight for _, weight in ordered))
+    half = weights_up_to[-1] / 2
+    median, _ = ordered[bisect_left(weights_up_to, half)]
+    return median
 
 
 VERSION = "coding-2"  # raised whenever the same seed gives other prompts than before
@@ -382,10 +386,11 @@ Option = str | int | float | bool | None
 
 
 def workload_fingerprint(options: Mapping[str, Option]) -> str:
-    """64 hex digits, the same for equal options in any order.
+    """Return 64 hex digits, the same for equal options in any order.
 
     An option that is None counts as left out.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    text = json.dumps({"version": VERSION, "options": given}, sort_keys=True, allow_nan=False)
+    document = {"version": VERSION, "options": given}
+    text = json.dumps(document, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()

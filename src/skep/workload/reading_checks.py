@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
@@ -43,8 +43,10 @@ class StatedNumber(NamedTuple):
 
 def last_number(text: str) -> StatedNumber | None:
     """Return the last number of the last `\\boxed{}`, or of the text; None: there is none."""
-    text = _FRACTION.sub(r"\1/\2", text.replace("\u2212", "-").replace("{,}", ","))
-    match = _last(_NUMBER, last_boxed(text) or "") or _last(_NUMBER, text)
+    plain_text = text.replace("\u2212", "-").replace("{,}", ",")
+    plain_text = _FRACTION.sub(r"\1/\2", plain_text)
+    boxed = last_boxed(plain_text) or ""
+    match = _last(_NUMBER, boxed) or _last(_NUMBER, plain_text)
     if match is None:
         return None
     return _stated_number(match)
@@ -61,7 +63,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+    matches = deque(pattern.finditer(text), maxlen=1)
+    return next(iter(matches), None)
 
 
 def value_of(given: Any) -> Decimal | None:
@@ -73,21 +76,30 @@ def value_of(given: Any) -> Decimal | None:
     if isinstance(given, int | float):
         value = Decimal(repr(given))
         return value if value.is_finite() else None
-    match = _NUMBER.fullmatch(str(given).strip().replace("\u2212", "-"))
+    written = str(given).strip().replace("\u2212", "-")
+    match = _NUMBER.fullmatch(written)
     if match is None:
         return None
     return _stated_number(match).value
 
 
 def _stated_number(match: re.Match[str]) -> StatedNumber:
-    if match["over"] is not None:  # over zero: not a number, and equal to none
-        value = CALM.divide(Decimal(match["over"]), Decimal(match["under"]))
+    parts = match.groupdict(default="")
+    if parts["over"]:  # over zero: not a number, and equal to none
+        over = Decimal(parts["over"])
+        under = Decimal(parts["under"])
+        value = CALM.divide(over, under)
     else:
-        digits = _DIVIDERS.sub("", match["whole"] or "0") + (match["part"] or match["bare"] or "")
-        value = Decimal(digits + (match["power"] or ""))
-    if match["sign"] == "-":
+        whole = _DIVIDERS.sub("", parts["whole"] or "0")
+        fraction = parts["part"] or parts["bare"]
+        value = Decimal(whole + fraction + parts["power"])
+    if parts["sign"] == "-":
         value = value.copy_negate()
-    return StatedNumber(value, match["percent"] is not None, match.group().strip())
+    return StatedNumber(
+        value=value,
+        percent=parts["percent"] != "",
+        text=match.group().strip(),
+    )
 
 
 LONGEST_READ = 100_000  # characters, from the end: an answer is settled there
@@ -108,62 +120,76 @@ _STATED = re.compile(
 
 def read_check(checker: Checker, text: str) -> tuple[bool, str]:
     """Return whether the answer is right, and one line that says why."""
-    return _CHECKS[checker.kind](checker.values, text[-LONGEST_READ:])
+    check = _CHECKS[checker.kind]
+    return check(checker.values, text[-LONGEST_READ:])
 
 
 def _exact(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     expected = str(values["answer"])
     fold = bool(values.get("ignore_case", True))
-    lines = [line for line in _FENCE_LINE.sub("", text).split("\n") if line.strip()]
+    unfenced = _FENCE_LINE.sub("", text)
+    lines = [line for line in unfenced.split("\n") if line.strip()]
     if not lines:
         return False, "the answer is empty"
-    for part in (text, lines[-1]):
-        for candidate in (part, _LABEL.sub("", part)):
-            if _is_same(candidate, expected, fold):
-                return True, f"said {_shown(expected)}"
-    return False, f"said {_shown(lines[-1])}, not {_shown(expected)}"
+    last_line = lines[-1]
+    for part in (text, last_line):
+        unlabelled = _LABEL.sub("", part)
+        if _is_same(part, expected, fold) or _is_same(unlabelled, expected, fold):
+            return True, f"said {_shown(expected)}"
+    return False, f"said {_shown(last_line)}, not {_shown(expected)}"
 
 
 def _is_same(text: str, expected: str, fold: bool) -> bool:
     """Return whether two texts are the same but for white space, and for signs around them."""
     if _plain(text, fold) == _plain(expected, fold):
         return True
-    bare = _plain(expected.strip(_EDGES), fold)
-    return bare != "" and _plain(text.strip(_EDGES), fold) == bare
+    bare_expected = _plain(expected.strip(_EDGES), fold)
+    if not bare_expected:
+        return False
+    bare_text = _plain(text.strip(_EDGES), fold)
+    return bare_text == bare_expected
 
 
 def _plain(text: str, fold: bool) -> str:
-    text = " ".join(unicodedata.normalize("NFC", text).split())
-    return text.casefold() if fold else text
+    composed = unicodedata.normalize("NFC", text)
+    plain = " ".join(composed.split())
+    if fold:
+        return plain.casefold()
+    return plain
 
 
 def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    fold = str.casefold if values.get("ignore_case", True) else str
-    text = fold(text)
+    folded: Callable[[str], str] = str
+    if values.get("ignore_case", True):
+        folded = str.casefold
+    folded_text = folded(text)
     expected_texts = map(str, values["all"])
-    missing = [expected for expected in expected_texts if fold(expected) not in text]
+    missing = [expected for expected in expected_texts if folded(expected) not in folded_text]
     if missing:
-        return False, f"not there: {', '.join(map(_shown, missing))}"
+        return False, f"not there: {_listed(missing)}"
     return True, "all of it is there"
 
 
 def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    value = value_of(values["answer"])
+    answer = values["answer"]
+    value = value_of(answer)
     tolerance = value_of(values.get("tolerance", 0))
     if value is None or tolerance is None or not value.is_finite():
-        raise ValueError(f"`{values['answer']}` is not a number")
+        raise ValueError(f"`{answer}` is not a number")
     stated = last_number(text)
-    unlike = f"not {_shown(str(values['answer']))}"
+    unlike = f"not {_shown(str(answer))}"
     if stated is None:
         return False, f"no number, {unlike}"
+    said = f"said {_shown(stated.text)}"
     candidates = [stated.value]
     if stated.percent:
-        candidates.append(CALM.divide(stated.value, Decimal(100)))
+        share = CALM.divide(stated.value, Decimal(100))
+        candidates.append(share)
     is_number = not stated.value.is_nan()  # `0/0` is none
     misses = [CALM.abs(CALM.subtract(candidate, value)) for candidate in candidates]
     if is_number and any(CALM.compare(miss, tolerance) <= 0 for miss in misses):
-        return True, f"said {_shown(stated.text)}"
-    return False, f"said {_shown(stated.text)}, {unlike}"
+        return True, said
+    return False, f"{said}, {unlike}"
 
 
 def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
@@ -173,9 +199,10 @@ def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     if not settled:
         return False, f"none of the options, not {_shown(expected)}"
     if len(settled) > 1:
-        return False, f"settled on nothing: {', '.join(map(_shown, settled[:4]))}"
-    said = f"said {_shown(settled[0])}"
-    if settled[0].casefold() == expected.casefold():
+        return False, f"settled on nothing: {_listed(settled[:4])}"
+    (option,) = settled
+    said = f"said {_shown(option)}"
+    if option.casefold() == expected.casefold():
         return True, said
     return False, f"{said}, not {_shown(expected)}"
 
@@ -193,11 +220,14 @@ def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
             return (option,)
     stated: tuple[str, ...] = ()
     for match in _STATED.finditer(text):
-        stated = choices.alternatives(text, match.end()) or stated
+        alternatives = choices.alternatives(text, match.end())
+        if alternatives:
+            stated = alternatives
     if stated:
         return stated
     lines = [line for line in text.split("\n") if line.strip(_EDGES)]
-    leads = [choices.lead(line) for line in (lines[:1] + lines[-1:])]
+    outer_lines = lines[:1] + lines[-1:]
+    leads = [choices.lead(line) for line in outer_lines]
     settled = dict.fromkeys(option for option in leads if option)
     return tuple(settled) or choices.mentioned(text)
 
@@ -210,7 +240,8 @@ class _ChoiceOptions:
     def __init__(self, options: Sequence[str]) -> None:
         self._spelled = {option.casefold(): option for option in options}
         longest_first = sorted(options, key=len, reverse=True)
-        option = rf"(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
+        alternatives = "|".join(map(re.escape, longest_first))
+        option = rf"(?:{alternatives})(?!\w)"
         self._anywhere = re.compile(rf"(?<!\w){option}", re.IGNORECASE)
         self._at_start = re.compile(rf"[\s*_`\"'“‘(\[]{{0,8}}({option})", re.IGNORECASE)
         self._separator = re.compile(
@@ -219,17 +250,20 @@ class _ChoiceOptions:
 
     def is_one(self, text: str) -> str | None:
         """Return the option that the text is, as it is spelled."""
-        return self._spelled.get(text.strip(_EDGES + "()[],:;").casefold())
+        bare = text.strip(_EDGES + "()[],:;")
+        return self._spelled.get(bare.casefold())
 
     def alternatives(self, text: str, start: int) -> tuple[str, ...]:
         """Return the options of `(B)` or `A or B`, beginning right there."""
         options: list[str] = []
         match = self._at_start.match(text, start)
         while match:
-            if not options and not self._is_meant(match.group(1), text, match.end()):
+            option = match.group(1)
+            end = match.end()
+            if not options and not self._is_meant(option, text, end):
                 return ()
-            options.append(self._spelled[match.group(1).casefold()])
-            separator = self._separator.match(text, match.end())
+            options.append(self._spelling(option))
+            separator = self._separator.match(text, end)
             if separator is None:
                 break
             match = self._at_start.match(text, separator.end())
@@ -237,22 +271,31 @@ class _ChoiceOptions:
 
     def lead(self, line: str) -> str | None:
         """Return the option that a line begins with, where a sign or nothing follows it."""
-        match = self._at_start.match(line.lstrip("-•># "))
+        text = line.lstrip("-•># ")
+        match = self._at_start.match(text)
         if match is None:
             return None
-        rest = match.string[match.end() :].lstrip("*_`\"'”’")
-        signs = ").:]" if len(match.group(1)) == 1 else ").:],;"
+        option = match.group(1)
+        rest = text[match.end() :].lstrip("*_`\"'”’")
+        signs = ").:],;"
+        if len(option) == 1:
+            signs = ").:]"
         if not rest.strip() or rest[0] in signs:
-            return self._spelled[match.group(1).casefold()]
+            return self._spelling(option)
         return None
 
     def mentioned(self, text: str) -> tuple[str, ...]:
-        options = [
-            match.group()
-            for match in self._anywhere.finditer(text)
-            if self._is_meant(match.group(), text, match.end())
-        ]
-        return tuple(dict.fromkeys(self._spelled[option.casefold()] for option in options))
+        """Return the options that the text speaks of, in its order."""
+        options: list[str] = []
+        for match in self._anywhere.finditer(text):
+            option = match.group()
+            if self._is_meant(option, text, match.end()):
+                options.append(self._spelling(option))
+        return tuple(dict.fromkeys(options))
+
+    def _spelling(self, option: str) -> str:
+        """Return an option of a text as it is spelled in the question."""
+        return self._spelled[option.casefold()]
 
     def _is_meant(self, option: str, text: str, end: int) -> bool:
         """Return whether the option that ends there stands for itself, not for a word."""
@@ -261,14 +304,21 @@ class _ChoiceOptions:
         after = text[end : end + 6]
         if option.islower():
             return after[:1] in (")", "]")
-        return option not in "AI" or not re.match(r"\s+(?!(?:or|and|is)\b)[a-z]|['’]", after)
+        if option not in "AI":
+            return True
+        begins_sentence = re.match(r"\s+(?!(?:or|and|is)\b)[a-z]|['’]", after)
+        return begins_sentence is None
 
 
 def _shown(text: str) -> str:
-    text = " ".join(text.split())
-    if len(text) > 40:
-        return f"`{text[:40]}…`"
-    return f"`{text}`"
+    line = " ".join(text.split())
+    if len(line) > 40:
+        return f"`{line[:40]}…`"
+    return f"`{line}`"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(map(_shown, texts))
 
 
 _CHECKS = {"exact": _exact, "choice": _choice, "number": _number, "contains": _contains}
