@@ -39,7 +39,7 @@ def forced_call(offer: ToolOffer) -> ToolCall:
     requires nothing.
     """
     schema = offer.schema
-    required = schema.get("required") or list(schema.get("properties") or ())
+    required = schema.get("required") or list(properties_of(schema))
     return call_of(offer, samples_of(required, schema))
 
 
@@ -50,17 +50,18 @@ def write_call(offers: Iterable[ToolOffer], path: str, content: str) -> ToolCall
     """
     offered = list(offers)
     for offer in offered:
-        names = offer.schema.get("properties") or {}
+        names = properties_of(offer.schema)
         path_name = first_of(PATHS, names)
         content_name = first_of(CONTENTS, names)
         if WRITERS.match(offer.name) and path_name and content_name:
             return filled(offer, {path_name: path, content_name: content})
-    return shell_call(offered, f"printf %s {shlex.quote(content)} > {shlex.quote(path)}")
+    command = f"printf %s {shlex.quote(content)} > {shlex.quote(path)}"
+    return shell_call(offered, command)
 
 
 def shell_call(offers: Iterable[ToolOffer], command: str) -> ToolCall:
     for offer in offers:
-        names = offer.schema.get("properties") or {}
+        names = properties_of(offer.schema)
         name = first_of(COMMANDS, names)
         if SHELLS.match(offer.name) and name:
             is_list = names[name].get("type") == "array"
@@ -76,7 +77,7 @@ def shell_call(offers: Iterable[ToolOffer], command: str) -> ToolCall:
 
 def delegate_call(offers: Iterable[ToolOffer], prompt: str) -> ToolCall:
     for offer in offers:
-        names = offer.schema.get("properties") or {}
+        names = properties_of(offer.schema)
         name = first_of(ORDERS, names)
         if DELEGATES.match(offer.name) and name:
             arguments: dict[str, Any] = {name: prompt}
@@ -94,7 +95,8 @@ def filled(offer: ToolOffer, arguments: dict[str, Any]) -> ToolCall:
     schema = offer.schema
     required = schema.get("required") or ()
     missing = [name for name in required if name not in arguments]
-    return call_of(offer, arguments | samples_of(missing, schema))
+    samples = samples_of(missing, schema)
+    return call_of(offer, arguments | samples)
 
 
 def samples_of(names: Iterable[str], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,9 +116,12 @@ def first_of(names: Iterable[str], offered: Iterable[str]) -> str | None:
     return next((name for name in names if name in offered), None)
 
 
+def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return schema.get("properties") or {}
+
+
 def property_of(schema: Mapping[str, Any], name: str) -> Any:
-    properties = schema.get("properties") or {}
-    return properties.get(name) or {}
+    return properties_of(schema).get(name) or {}
 
 
 def sample(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
@@ -129,7 +134,8 @@ def sample(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
     if schema.get("enum"):
         return schema["enum"][0]
     if "$ref" in schema:
-        return sample(resolved(schema["$ref"], root), root, depth + 1)
+        target = resolved(schema["$ref"], root)
+        return sample(target, root, depth + 1)
     for name in ("anyOf", "oneOf", "allOf"):
         parts = [part for part in schema.get(name) or () if part != {"type": "null"}]
         if parts:

@@ -19,6 +19,7 @@ LABEL_SETS = 2000  # of one metric: names that clients choose must not fill the 
 OTHER = "other"
 
 Labels = tuple[str, ...]
+_Series = tuple[list[int], list[float]]  # counts by bucket, and the sum as the only item
 
 NAMES = 10_000  # of samples that are read from one text
 LINES = 100_000
@@ -56,14 +57,16 @@ class Counter(_Values):
     def add(self, values: Labels, amount: float = 1) -> None:
         if values not in self._values and len(self._values) >= LABEL_SETS:
             values = (OTHER,) * len(values)
-        self._values[values] = self._values.get(values, 0) + amount
+        total = self._values.get(values, 0)
+        self._values[values] = total + amount
 
     def by(self, label: str) -> dict[str, float]:
         """Return the values by one label, summed over all others."""
         place = self.labels.index(label)
         sums = dict[str, float]()
         for values, value in self._values.items():
-            sums[values[place]] = sums.get(values[place], 0) + value
+            label_value = values[place]
+            sums[label_value] = sums.get(label_value, 0) + value
         return sums
 
 
@@ -75,24 +78,35 @@ class Histogram:
         self.help = help_text
         self.labels = labels
         self._bounds = tuple(bounds)
-        self._series: dict[Labels, tuple[list[int], list[float]]] = {}  # counts per bucket; [sum]
+        self._series: dict[Labels, _Series] = {}
 
     def observe(self, values: Labels, value: float, times: int = 1) -> None:
         series = self._series.get(values)
         if series is None:
-            if len(self._series) >= LABEL_SETS:
-                values = (OTHER,) * len(values)
-            series = self._series.setdefault(values, ([0] * (len(self._bounds) + 1), [0.0]))
+            series = self._begin_series(values)
         counts, total = series
-        counts[bisect_left(self._bounds, value)] += times
+        bucket = bisect_left(self._bounds, value)
+        counts[bucket] += times
         total[0] += value * times
 
+    def _begin_series(self, values: Labels) -> _Series:
+        """Return the series of a set of labels that is new, or that of `OTHER` where there are too
+        many.
+        """
+        if len(self._series) >= LABEL_SETS:
+            values = (OTHER,) * len(values)
+        bucket_count = len(self._bounds) + 1
+        empty_series = ([0] * bucket_count, [0.0])
+        return self._series.setdefault(values, empty_series)
+
     def lines(self) -> Iterable[str]:
-        bounds = [*(_number(bound) for bound in self._bounds), "+Inf"]
+        bounds = [_number(bound) for bound in self._bounds]
+        bounds.append("+Inf")
+        bucket_labels = (*self.labels, "le")
         for values, (counts, (total,)) in self._series.items():
             running = list(accumulate(counts))
             for bound, count in zip(bounds, running, strict=True):
-                bucket = _braces((*self.labels, "le"), (*values, bound))
+                bucket = _braces(bucket_labels, (*values, bound))
                 yield f"{self.name}_bucket{bucket} {count}"
             braces = _braces(self.labels, values)
             yield f"{self.name}_sum{braces} {_number(total)}"
@@ -160,10 +174,13 @@ def parse_metrics(text: str) -> dict[str, float]:
     sums: dict[str, float] = {}
     for start, end in islice(_line_spans(text), LINES):
         sample = _LINE.match(text, start, end)
-        if sample is None or (len(sums) >= NAMES and sample[1] not in sums):
+        if sample is None:
+            continue
+        name, value = sample.groups()
+        if name not in sums and len(sums) >= NAMES:
             continue
         with suppress(ValueError):
-            sums[sample[1]] = sums.get(sample[1], 0.0) + float(sample[2])
+            sums[name] = sums.get(name, 0.0) + float(value)
     return sums
 
 
@@ -204,7 +221,7 @@ def label_samples(text: str, replica: str) -> str:
 def _braces(labels: Labels, values: Labels) -> str:
     if not labels:
         return ""
-    pairs = (f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True))
+    pairs = [f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True)]
     return "{" + ",".join(pairs) + "}"
 
 
