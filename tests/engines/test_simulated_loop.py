@@ -15,7 +15,7 @@ from skep.engines.simulated import Simulated
 from skep.engines.simulated_requests import natural_tokens, seed_of
 from skep.engines.simulated_server import SimulatedLoop, SimulatedMetrics
 from skep.errors import UserError
-from skep.planner.batching import SimulatedReplica
+from skep.planner.caching import CachingReplica
 from skep.planner.setup import PlannedLoad
 
 
@@ -44,7 +44,7 @@ class VirtualLoop:
 
 
 def clockwork_on(prospect, loop):
-    replica = SimulatedReplica(
+    replica = CachingReplica(
         prospect.step, prospect.slots, prospect.pool_tokens, prospect.chunk_tokens
     )
     return SimulatedLoop(replica, SimulatedMetrics(), loop)

@@ -12,6 +12,7 @@ import msgspec
 from skep.engines.base import Launch, OwnEngine, other_host
 from skep.errors import UserError
 from skep.host.processes import REPORT_FD
+from skep.planner.caching import BLOCK_TOKENS
 from skep.planner.predict import SpeedModel
 from skep.planner.step import StepModel
 from skep.units import GIB
@@ -21,7 +22,10 @@ LOAD_MOST_S = 2.0
 
 
 class SimulatedPlan(msgspec.Struct, frozen=True):
-    """`about`: model, quantization, layout, cards and engine in words, for records and answers."""
+    """`about`: model, quantization, layout, cards and engine in words, for records and answers.
+
+    `ram_tokens`: of KV that RAM holds besides the card's pool; `ram_tokens_s` come back a second.
+    """
 
     about: str
     slots: int
@@ -30,6 +34,9 @@ class SimulatedPlan(msgspec.Struct, frozen=True):
     chunk_tokens: int
     load_s: float
     step: StepModel
+    block_tokens: int = BLOCK_TOKENS
+    ram_tokens: float = 0.0
+    ram_tokens_s: float = 1.0
 
     def to_json(self) -> str:
         return json.dumps(msgspec.to_builtins(self), separators=(",", ":"))

@@ -7,24 +7,20 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-MARK = "[simulated]"
-_STORY = """
-bees leave the skep at first light and carry word of clover beyond the hedge
-a drone waits by the entrance while wax is warmed and drawn into even cells
-nectar is passed from mouth to mouth and fanned until the water has gone
-the queen walks the comb and leaves an egg in every cell that is clean
-smoke drifts over the frames and the keeper lifts them one after the other
-"""
-_CYCLE = tuple(
-    ("\n\n" if place == 0 else " ") + word
-    for line in _STORY.strip().splitlines()
-    for place, word in enumerate(line.split())
+from skep.engines.simulated_tokens import (
+    TOKEN_BYTES,
+    Message,
+    answer_stream,
+    prompt_stream,
+    text_of,
+    word,
 )
+
 # of an answer that nothing limits: 280 tokens on average, few beyond 1,000
 _SHORTEST = 40
 _MEAN_MORE = 240
@@ -40,12 +36,6 @@ class SimulatedText(msgspec.Struct, frozen=True):
     def text(self, first: int, last: int) -> str:
         """Return the text of the tokens from `first` up to and without `last`."""
         return "".join(word(self.seed, place) for place in range(first, last))
-
-
-def word(seed: int, place: int) -> str:
-    if place == 0:
-        return MARK
-    return _CYCLE[(seed + place) % len(_CYCLE)]
 
 
 def seed_of(prompt: str) -> int:
@@ -66,9 +56,6 @@ def script(seed: int, limit: int, *, ignore_eos: bool = False) -> SimulatedText:
 
 
 INSTRUCTIONS = ("system", "developer")  # roles of what comes before the task
-BYTES_PER_TOKEN = 4.0  # what is not written in Latin letters takes more tokens a character
-_TEMPLATE_TOKENS = 3.0  # a chat begins and ends with some of its own
-_MESSAGE_TOKENS = 4.0  # role and separators
 _KINDS = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -84,22 +71,19 @@ class SimulatedRefusal(Exception):
 
 
 class SimulatedQuery(msgspec.Struct, frozen=True):
+    """`tokens` are those of the prompt and of the answer behind it, each as four bytes."""
+
     stream: bool
     include_usage: bool
     prompt_tokens: int
     script: SimulatedText
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: Any = ""
-    tool_calls: Any = None
+    tokens: bytes
 
 
 class _Chat(msgspec.Struct):
     """The fields of a request that matter here."""
 
-    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     model: str | None = None
     n: Literal[1] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -118,13 +102,6 @@ def error_document(status: int, message: str) -> dict[str, Any]:
     }
 
 
-def _text_of(messages: Sequence[_Message]) -> str:
-    parts = [
-        part for message in messages for part in (message.content, message.tool_calls) if part
-    ]
-    return "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-
-
 def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQuery:
     """Return what a request asks for; raise `SimulatedRefusal` with what the client is told."""
     try:
@@ -135,12 +112,8 @@ def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQue
         ) from None
     if chat.model not in (None, model):
         raise SimulatedRefusal(f"The model `{chat.model}` does not exist.", 404)
-    text = _text_of(chat.messages)
-    size = len(text.encode("utf-8", "replace"))
-    if chat.tools:
-        size += len(json.dumps(chat.tools))
-    in_template = _TEMPLATE_TOKENS + _MESSAGE_TOKENS * len(chat.messages)
-    tokens = round(in_template + size / BYTES_PER_TOKEN)
+    stream = prompt_stream(chat.messages, chat.tools)
+    tokens = len(stream) // TOKEN_BYTES
     requested = chat.max_completion_tokens or chat.max_tokens
     if tokens >= context_tokens or tokens + (requested or 0) > context_tokens:
         completion = requested or 1
@@ -152,11 +125,17 @@ def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQue
     # the same task gets the same answer, also behind other instructions: a load begins them anew
     # so that no cache helps
     tasks = [message for message in chat.messages if message.role not in INSTRUCTIONS]
-    seed = seed_of(_text_of(tasks) or text)
+    seed = seed_of(text_of(tasks) or text_of(chat.messages))
     limit = requested or context_tokens - tokens
     answer = script(seed, limit, ignore_eos=bool(chat.ignore_eos))
     usage = bool((chat.stream_options or {}).get("include_usage"))
-    return SimulatedQuery(bool(chat.stream), usage, tokens, answer)
+    return SimulatedQuery(
+        stream=bool(chat.stream),
+        include_usage=usage,
+        prompt_tokens=tokens,
+        script=answer,
+        tokens=stream + answer_stream(seed, answer.tokens),
+    )
 
 
 DONE = b"data: [DONE]\n\n"
@@ -168,7 +147,7 @@ class SimulatedAnswer:
     What all its events have in common is written once.
     """
 
-    __slots__ = ("_ask", "_fields", "_prefix", "_sent", "_suffix")
+    __slots__ = ("_ask", "_fields", "_prefix", "_sent", "_suffix", "cached_tokens")
 
     def __init__(self, ask: SimulatedQuery, number: int, model: str, created: int) -> None:
         kind = "chat.completion.chunk" if ask.stream else "chat.completion"
@@ -184,6 +163,7 @@ class SimulatedAnswer:
         self._prefix = before
         self._suffix = after
         self._sent = 0
+        self.cached_tokens = 0  # of the prompt
 
     def more(self, count: int) -> bytes:
         """Return the event of so many tokens more; the first one has the role before it."""
@@ -224,6 +204,7 @@ class SimulatedAnswer:
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
     def _event(self, delta: Mapping[str, str], finish: str | None = None) -> bytes:

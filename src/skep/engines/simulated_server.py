@@ -29,9 +29,11 @@ from skep.engines.simulated_requests import (
     error_document,
     parse_query,
 )
+from skep.engines.simulated_tokens import block_names
 from skep.errors import UserError
 from skep.paths import HOST
-from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
+from skep.planner.batching import BatchPass, PassResult, Sequence
+from skep.planner.caching import CacheCounts, CachingReplica, KvTier
 from skep.wire.heads import Origin
 from skep.wire.listen import cannot_listen, socket_for
 from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
@@ -56,7 +58,8 @@ class SimulatedMetrics:
         self.prompt_tokens = self.output_tokens = self.drafts = self.drafted_tokens = (
             self.passes
         ) = 0
-        self.accepted_tokens = self.behind_s = 0.0
+        self.accepted_tokens = 0.0
+        self.behind_s = 0.0
         self.ended = {"stop": 0, "length": 0, "abort": 0}
         self.labels = (model, "0")
         self.times = {
@@ -68,11 +71,15 @@ class SimulatedMetrics:
     def took(self, name: str, seconds: float, times: int = 1) -> None:
         self.times[name].observe(self.labels, seconds, times)
 
-    def text(self, gauges: dict[str, float]) -> bytes:
+    def text(self, gauges: dict[str, float], cache: CacheCounts) -> bytes:
         """`gauges`: what holds at this moment, by vLLM's name without its prefix."""
         counters = {
             "prompt_tokens_total": self.prompt_tokens,
             "generation_tokens_total": self.output_tokens,
+            "prefix_cache_queries_total": round(cache.prompt_tokens),
+            "prefix_cache_hits_total": round(cache.hit_tokens),
+            "external_prefix_cache_hits_total": round(cache.ram_tokens),
+            "num_preemptions_total": cache.preemptions,
         }
         if self.drafts:
             counters["spec_decode_num_drafts_total"] = self.drafts
@@ -123,18 +130,20 @@ class SimulatedRequest:
     let_in_s: float | None = None
     first_s: float | None = None
     tokens_sent: int = 0
-    base: float = 0.0  # the clockwork's count when its first token came
+    cached_tokens: int = 0  # of its prompt, when it began
+    # The clockwork's count when its first token came, moved on where it was preempted later.
+    base: float = 0.0
 
 
 class SimulatedLoop:
-    """The passes of a simulated replica, one after the other in real time; `planner.predict` says
-    what is in them.
+    """The passes of a simulated replica, one after the other in real time; the replica says what
+    is in them.
 
     Each pass ends at a moment reckoned from the end of the last one, not from when the timer rang:
     no error adds up."""
 
     def __init__(
-        self, replica: SimulatedReplica, meters: SimulatedMetrics, loop: asyncio.AbstractEventLoop
+        self, replica: CachingReplica, meters: SimulatedMetrics, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.replica = replica
         self.meters = meters
@@ -146,10 +155,22 @@ class SimulatedLoop:
         self._numbers = 0
 
     def submit(
-        self, prompt: int, total: int, gain: Callable[[int], None], end: Callable[[], None]
+        self,
+        prompt: int,
+        total: int,
+        gain: Callable[[int], None],
+        end: Callable[[], None],
+        tokens: bytes = b"",
     ) -> SimulatedRequest:
+        """`tokens`: of prompt and answer, as `simulated_tokens` has them; without them nothing of
+        it is found in the prefix cache.
+        """
         self._numbers += 1
         sequence = Sequence(self._numbers, float(prompt), float(total))
+        names = block_names(tokens, self.replica.block_tokens)
+        full = prompt // self.replica.block_tokens
+        sequence.blocks = names[:full]
+        sequence.answer_blocks = names[full:]
         work = SimulatedRequest(sequence, total, gain, end, self._loop.time())
         self._works[sequence.id] = work
         self.replica.submit(sequence)
@@ -185,6 +206,7 @@ class SimulatedLoop:
             self.meters.behind_s += now - at
             at = now
         decoding = tuple(self._decoding.values())
+        self._note_preempted(progress)
         for sequence in progress.started:
             work = self._works[sequence.id]
             work.base = self._gained
@@ -202,7 +224,8 @@ class SimulatedLoop:
             started = self._works.get(sequence.id) or last.get(sequence.id)
             if started is not None:  # its client may have left while the others were written to
                 started.first_s = at
-                self.meters.prompt_tokens += round(sequence.prompt)
+                started.cached_tokens = round(sequence.cached)
+                self.meters.prompt_tokens += round(sequence.cached + sequence.prompt)
                 self.meters.took("time_to_first_token", at - started.sent_s)
                 self._give(started, 1)
         for work in decoding:
@@ -215,6 +238,18 @@ class SimulatedLoop:
                 )
         for work in ended:
             self._close(work, at)
+
+    def _note_preempted(self, progress: PassResult) -> None:
+        """Stop counting tokens of sequences that lost their KV, and go on where they decode again
+        with the token that this pass has brought.
+        """
+        for sequence in progress.preempted:
+            self._decoding.pop(sequence.id, None)
+        for sequence in progress.resumed:
+            work = self._works.get(sequence.id)
+            if work is not None:
+                work.base = self._gained - work.tokens_sent
+                self._decoding[sequence.id] = work
 
     def _count(self, done: BatchPass) -> None:
         meters = self.meters
@@ -261,7 +296,14 @@ class SimulatedServer:
         self.model = model
         self._key = key
         self.meters = SimulatedMetrics(self.model)
-        replica = SimulatedReplica(plan.step, plan.slots, plan.pool_tokens, plan.chunk_tokens)
+        replica = CachingReplica(
+            plan.step,
+            plan.slots,
+            plan.pool_tokens,
+            plan.chunk_tokens,
+            block_tokens=plan.block_tokens,
+            ram=KvTier(plan.ram_tokens, plan.ram_tokens_s) if plan.ram_tokens else None,
+        )
         self.simulated_loop = SimulatedLoop(replica, self.meters, asyncio.get_running_loop())
         self._created = int(time.time())
         self._ready_s = time.monotonic() + plan.load_s
@@ -318,6 +360,7 @@ class SimulatedServer:
                 request.write(answer.more(count))
 
         def end() -> None:
+            answer.cached_tokens = work.cached_tokens
             self.meters.ended[ask.script.finish_reason] += 1
             if ask.stream:
                 request.write(answer.ending())
@@ -325,7 +368,9 @@ class SimulatedServer:
             else:
                 request.respond(200, [_JSON, _MARK], answer.whole())
 
-        work = self.simulated_loop.submit(ask.prompt_tokens, ask.script.tokens, gain, end)
+        work = self.simulated_loop.submit(
+            ask.prompt_tokens, ask.script.tokens, gain, end, ask.tokens
+        )
         request.on_gone = lambda: self.simulated_loop.cancel(work)
 
     def _models(self, request: ServerRequest) -> None:
@@ -349,7 +394,7 @@ class SimulatedServer:
             "num_requests_running": replica.running,
             "num_requests_waiting": len(replica.waiting),
         }
-        request.respond(200, [_PLAIN, _MARK], self.meters.text(gauges))
+        request.respond(200, [_PLAIN, _MARK], self.meters.text(gauges, replica.counts))
 
 
 def _send(request: ServerRequest, status: int, document: dict[str, Any]) -> None:
