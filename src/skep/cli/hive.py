@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 
 HIVE_PROGRAM = "skep.cli.hive_process"  # the module that a hive runs
+# What an engine of this machine is told, and what its plan is told: both for a named model only.
+_REAL_OPTIONS = ("checkpoint", "gpus", "memory_share", "binary")
+_PLAN_OPTIONS = ("link", "engine", "quant", "kv", "spec", "tp", "pp", "graphs", "concurrency")
 HURRIED_STOPS = 2  # the first drains, the second ends it at once, one more kills it
 
 
@@ -45,41 +48,19 @@ def up(options: ServeOptions) -> None:
             gpus=options.gpus is not None,
             **{"engine-port": bool(options.engine_port)},
         )
+    _refuse_lost_options(options)
     serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
-    real = options.named("checkpoint", "gpus", "memory_share", "binary")
-    plan = options.named(
-        "link", "engine", "quant", "kv", "spec", "tp", "pp", "graphs", "concurrency"
-    )
     model = options.model
     served: tuple[Serve, ...] = ()
     if options.simulate:
         from skep.deploy.resolve import simulated_serve
 
-        only_real = {name.replace("_", "-"): True for name in real}
-        refuse_together(
-            "--simulate",
-            embedded=options.embedded,
-            threads=options.threads is not None,
-            **only_real,
-        )
-        _refuse_no_model(model)
         model, serve = simulated_serve(_request(options), paths, note)
-    elif options.gpu:
-        raise UserError(
-            "--gpu needs --simulate",
-            hint="add --simulate; --gpus 0,1 selects GPUs of this machine",
-        )
     elif model is not None:
         refuse_together("a model", embedded=options.embedded)
         served = _served(_request(options), where, paths)
         if where is not None:
             serve = {"threads": options.threads}
-    elif plan or real:
-        name = next(iter({**plan, **real})).replace("_", "-")
-        raise UserError(
-            f"--{name} is for a model named on the command line",
-            hint="skep up MODEL --engine vllm",
-        )
     elif not options.embedded and where is None and find_config(options.config, paths) is None:
         from skep.deploy.resolve import refuse_toy
 
@@ -103,10 +84,34 @@ def up(options: ServeOptions) -> None:
     )
 
 
-def _refuse_no_model(model: str | None) -> None:
-    if model is None:
+def _refuse_lost_options(options: ServeOptions) -> None:
+    """Raise where options would be without effect beside the others, or contradict them."""
+    real = options.named(*_REAL_OPTIONS)
+    if options.simulate:
+        only_real = {name.replace("_", "-"): True for name in real}
+        refuse_together(
+            "--simulate",
+            embedded=options.embedded,
+            threads=options.threads is not None,
+            **only_real,
+        )
+        if options.model is None:
+            raise UserError(
+                "--simulate needs a model", hint="`skep catalog models` lists the known models"
+            )
+        return
+    if options.gpu:
         raise UserError(
-            "--simulate needs a model", hint="`skep catalog models` lists the known models"
+            "--gpu needs --simulate",
+            hint="add --simulate; --gpus 0,1 selects GPUs of this machine",
+        )
+    of_model = {**options.named(*_PLAN_OPTIONS), **real}
+    if options.model is None and of_model:
+        first, *_ = of_model
+        name = first.replace("_", "-")
+        raise UserError(
+            f"--{name} is for a model named on the command line",
+            hint="skep up MODEL --engine vllm",
         )
 
 
@@ -117,8 +122,8 @@ def _request(options: ServeOptions) -> ServeRequest:
 
 
 def _served(request: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[Serve, ...]:
-    """What the model's name stands for, here or on the nodes of a cluster; none: the embedded
-    engine serves it.
+    """Return what the model's name stands for, here or on the nodes of a cluster; none: the
+    embedded engine serves it.
     """
     from skep.deploy.resolve import parse_gpus, serve_for
 
@@ -134,7 +139,7 @@ def _served(request: ServeRequest, where: Cluster | None, paths: Paths) -> tuple
 
 
 def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:
-    """As typed; what is not typed, as skep.toml has it."""
+    """Return the cluster as typed; what is not typed, as skep.toml has it."""
     paths = user_paths(os.environ)
     cluster = load_settings(find_config(config, paths), paths, os.environ).cluster
     address = address or (cluster.address if cluster is not None else None)
@@ -253,9 +258,8 @@ def _serve_here(
 def _say_ready(
     ready: dict[str, Any], settings: Settings, paths: Paths, *, detach: bool, as_json: bool
 ) -> None:
-    for row in ready[
-        "replicas"
-    ]:  # servers of others are no reason to wait: the gateway takes them in when they answer
+    # Servers of others are no reason to wait: the gateway takes them in when they answer.
+    for row in ready["replicas"]:
         if row["kind"] == "upstream" and row["state"] != "ready":
             note(f"warning: {row['name']} is not ready yet, skep keeps asking: {row['why']}")
     if as_json:
@@ -288,8 +292,8 @@ def remote_nodes(settings: Settings) -> RayNodes | None:
 
 
 def learn_flags(settings: Settings) -> None:
-    """Which flags the installed engines know, asked once a version, with a word: vLLM takes half a
-    minute to tell.
+    """Ask the installed engines which flags they know, once a version, and say so: vLLM takes half
+    a minute to tell.
     """
     from skep.config.settings import OWN_ENGINES
 

@@ -50,8 +50,9 @@ def begins_anew(event: MonitorEvent) -> bool:
 
     What is derived of a series never mixes the two.
     """
-    is_version = event.kind is EventKind.VERSION
-    return is_version and event.detail.get("what") in ANOTHER_MODEL
+    if event.kind is not EventKind.VERSION:
+        return False
+    return event.detail.get("what") in ANOTHER_MODEL
 
 
 def model_changes(series: SeriesStore, target: str, until: float) -> list[MonitorEvent]:
@@ -71,7 +72,8 @@ def series_began(series: SeriesStore, target: str, until: float) -> float:
     changes = model_changes(series, target, until)
     if not changes:
         return -math.inf
-    return changes[-1].at
+    newest = changes[-1]
+    return newest.at
 
 
 class WindowReading(msgspec.Struct, frozen=True):
@@ -154,14 +156,16 @@ def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) 
     steps = sorted({*steps_of(key, changes), *swaps_at})
     own_changes = [change for change in changes if change.key == key and change.at >= since]
     shown = reading.between(since, until)
-    of_this_model = reading.quiet(max([since, *swaps_at]), until)
+    model_since = max([since, *swaps_at])
+    of_this_model = reading.quiet(model_since, until)
+    values = reading.quiet(begin, until)
     series_history = SeriesHistory(
         key=key,
         since=since,
         until=until,
         points=shown.points,
         spans=shown.spans,
-        band=_band(reading.quiet(begin, until), steps, since, band_s),
+        band=_band(values, steps, since, band_s),
         band_s=band_s,
         steps=tuple(step for step in steps if step > since),
         stats=window_stats(value for _, value in of_this_model),
@@ -179,14 +183,17 @@ def _band(
     values: Sequence[tuple[float, float]], steps: Sequence[float], since: float, band_s: float
 ) -> list[Band]:
     """Return the rolling median from `since` on, thinned out where it has too many rows."""
-    band = [row for row in stepped(values, steps, band_s) if row[0] >= since]
-    every_nth = max(1, math.ceil(len(band) / MOST_POINTS))
-    return band[::every_nth]
+    rows = stepped(values, steps, band_s)
+    shown_rows = [row for row in rows if row[0] >= since]
+    surplus = len(shown_rows) / MOST_POINTS
+    every_nth = max(1, math.ceil(surplus))
+    return shown_rows[::every_nth]
 
 
 def read_window(series: SeriesStore, key: SeriesKey, since: float, until: float) -> WindowReading:
     """Read the samples where they are stored and not too many, else the hours, else the days."""
-    if (until - since) / HOUR_S > MOST_POINTS:
+    hours_in_window = (until - since) / HOUR_S
+    if hours_in_window > MOST_POINTS:
         days = series.spans(key, SpanKind.DAY, since, until)
         return WindowReading(spans=tuple(days), span_s=DAY_S)
     hours = series.spans(key, SpanKind.HOUR, since, until)
@@ -194,7 +201,8 @@ def read_window(series: SeriesStore, key: SeriesKey, since: float, until: float)
     whole_hours = [hour for hour in hours if since <= hour.start <= last_start]
     if _sample_count(hours) <= MOST_POINTS:
         points = series.points(key, since, until)
-        if len(points) >= _sample_count(whole_hours):  # else some were deleted
+        count_at_least = _sample_count(whole_hours)
+        if len(points) >= count_at_least:  # else some were deleted
             return WindowReading(points=tuple(points))
     return WindowReading(spans=tuple(hours), span_s=HOUR_S)
 
@@ -205,12 +213,12 @@ def _sample_count(spans: Sequence[SeriesSpan]) -> int:
 
 def _sentences(series_history: SeriesHistory, swaps: Sequence[MonitorEvent]) -> list[str]:
     """Return what is to be said of a series, the newest first."""
-    newest_swaps = swaps[: -_MOST_TOLD - 1 : -1]
+    newest_swaps = reversed(swaps[-_MOST_TOLD:])
     sentences = [
         f"a new series since {describe.moment(swap.at)}, when {describe.describe_events([swap])}"
         for swap in newest_swaps
     ]
-    newest_changes = series_history.changes[: -_MOST_TOLD - 1 : -1]
+    newest_changes = reversed(series_history.changes[-_MOST_TOLD:])
     sentences += [describe.describe_change(change) for change in newest_changes]
     if series_history.stats is not None:
         sentences.append(describe.describe_level(series_history.stats, series_history.key.metric))
@@ -284,11 +292,10 @@ def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
             metrics: tuple[SeriesMetric, ...] = (SeriesMetric.EFFECTIVE_TOK_S,)
         else:
             metrics = (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)
-        stored = [
-            key
-            for metric in metrics
-            if (key := SeriesKey(target, Heat.HOT, _SHAPES[shape], concurrency, metric)) in keys
+        figures = [
+            SeriesKey(target, Heat.HOT, _SHAPES[shape], concurrency, metric) for metric in metrics
         ]
+        stored = [key for key in figures if key in keys]
         reported = [key for key in stored if key.metric in reported_metrics]
         chosen += (reported or stored)[:1]
     ttft = SeriesKey(target, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
@@ -304,23 +311,25 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
     They replace those stored before. The last 30 days are searched; what was found near the
     beginning of that window, or before it, stays as it was.
     """
+    until = now + 1
     earlier = series.changes(target)
     every_s = interval_of(series, target)
-    began = series_began(series, target, now + 1)
+    began = series_began(series, target, until)
     all_changes: list[SeriesChange] = []
     for key in primary_keys(series, target):
         stored = [change for change in earlier if change.key == key]
         edge, since = _search_window(series, key, stored, began=began, start=now - WINDOW_S)
         changes = [change for change in stored if change.at < edge]
         # The limit counts points: the oftener a target is probed, the shorter the time.
-        points = series.points(key, since, now + 1, limit=MOST)
+        points = series.points(key, since, until, limit=MOST)
         if len(points) >= FEWEST:
-            events = series.events(since - DAY_S, now + 1, target)
-            new = changes_in(key, points, events, every_s)
-            changes += [change for change in new if change.at >= edge]
+            events = series.events(since - DAY_S, until, target)
+            new_changes = changes_in(key, points, events, every_s)
+            changes += [change for change in new_changes if change.at >= edge]
         series.set_changes(key, changes)
         all_changes += changes
-    return sorted(all_changes, key=lambda change: (change.at, change.key))
+    all_changes.sort(key=lambda change: (change.at, change.key))
+    return all_changes
 
 
 def _search_window(
@@ -351,9 +360,11 @@ def changes_in(
     """Return the steps of a series of hot runs, oldest first."""
     quiet = [point for point in points if not point.busy][-MOST:]
     changes = []
-    for split in changes_in_series([point.value for point in quiet]):
+    values = [point.value for point in quiet]
+    for split in changes_in_series(values):
         at = quiet[split.index].at
-        between = (quiet[split.bracket[0] - 1].at, quiet[split.bracket[1]].at)
+        earliest, latest = split.bracket
+        between = (quiet[earliest - 1].at, quiet[latest].at)
         changes.append(
             SeriesChange(
                 key=key,
@@ -373,10 +384,10 @@ def changes_in(
 
 def interval_of(series: SeriesStore, target: str) -> float:
     """Return the seconds between two probes of a target."""
-    return next(
-        (stored.every_s for stored in series.targets(removed=True) if stored.name == target),
-        HOUR_S,
-    )
+    for stored in series.targets(removed=True):
+        if stored.name == target:
+            return stored.every_s
+    return HOUR_S
 
 
 AROUND_S = 7 * DAY_S
@@ -394,10 +405,14 @@ class TargetComparisonRow(msgspec.Struct, frozen=True):
     versus: SeriesComparison
 
     def document(self) -> dict[str, Any]:
-        kind = {
-            name: getattr(self.key, name) for name in ("heat", "shape", "concurrency", "metric")
+        return {
+            "heat": self.key.heat,
+            "shape": self.key.shape,
+            "concurrency": self.key.concurrency,
+            "metric": self.key.metric,
+            "unit": self.key.metric.unit,
+            **msgspec.to_builtins(self.versus),
         }
-        return {**kind, "unit": self.key.metric.unit, **msgspec.to_builtins(self.versus)}
 
 
 class TargetComparison(msgspec.Struct, frozen=True):
@@ -417,8 +432,9 @@ class TargetComparison(msgspec.Struct, frozen=True):
         return self.model_a == self.model_b
 
     def document(self) -> dict[str, Any]:
+        fields = msgspec.structs.asdict(self)
         rows = [row.document() for row in self.rows]
-        return {**msgspec.structs.asdict(self), "same_model": self.same_model, "rows": rows}
+        return {**fields, "same_model": self.same_model, "rows": rows}
 
 
 def compare_targets(
@@ -430,12 +446,14 @@ def compare_targets(
     """
     for name in (a, b):
         series.target(name, removed=True)
-    shared = {replace(key, target=a) for key in series.keys(b)} & set(series.keys(a))
+    keys_of_a = set(series.keys(a))
+    keys_of_b = {replace(key, target=a) for key in series.keys(b)}
+    shared = keys_of_a & keys_of_b
+    rows = []
     ordered = sorted(shared, key=lambda key: (key.heat is Heat.COLD, key.concurrency, key))
-    rows = tuple(
-        TargetComparisonRow(key, compare_series(series, key, a, b, since, until))
-        for key in ordered
-    )
+    for key in ordered:
+        comparison = compare_series(series, key, a, b, since, until)
+        rows.append(TargetComparisonRow(key, comparison))
     return TargetComparison(
         a=a,
         b=b,
@@ -443,7 +461,7 @@ def compare_targets(
         until=until,
         model_a=served_model(series, a),
         model_b=served_model(series, b),
-        rows=rows,
+        rows=tuple(rows),
     )
 
 
@@ -454,7 +472,9 @@ def compare_series(
 
     Where the probes ask for other lengths, the figures stand side by side without a judgement.
     """
-    comparison = compare_keys(series, replace(key, target=a), replace(key, target=b), since, until)
+    key_of_a = replace(key, target=a)
+    key_of_b = replace(key, target=b)
+    comparison = compare_keys(series, key_of_a, key_of_b, since, until)
     if not _same_lengths(series, key.shape, a, b):
         comparison = replace(comparison, judgement=Judgement.UNKNOWN)
     return comparison
@@ -466,11 +486,9 @@ def compare_keys(
     """Compare two series, each since the present model of its target answers."""
     begin_a = max(since, series_began(series, a.target, until))
     begin_b = max(since, series_began(series, b.target, until))
-    return versus(
-        _values(series, a, begin_a, until),
-        _values(series, b, begin_b, until),
-        more_is_better=a.metric.more_is_better,
-    )
+    values_a = _values(series, a, begin_a, until)
+    values_b = _values(series, b, begin_b, until)
+    return versus(values_a, values_b, more_is_better=a.metric.more_is_better)
 
 
 def served_model(series: SeriesStore, target: str) -> str | None:
@@ -478,12 +496,15 @@ def served_model(series: SeriesStore, target: str) -> str | None:
     last, _ = series.latest(target)
     if last is None:
         return None
-    return last.model or last.versions.get("model")
+    if last.model:
+        return last.model
+    return last.versions.get("model")
 
 
 def _same_lengths(series: SeriesStore, shape: ProbeShape, a: str, b: str) -> bool:
     """Return whether probes of two targets ask for about as many tokens."""
-    target_a, target_b = (series.target(name, removed=True) for name in (a, b))
+    target_a = series.target(a, removed=True)
+    target_b = series.target(b, removed=True)
     if shape is ProbeShape.SHORT:
         name = "short_tokens"
     else:
@@ -501,11 +522,9 @@ def around_event(series: SeriesStore, event: MonitorEvent, key: SeriesKey) -> di
     The ratio is after over before.
     """
     start, end = _bounds_around(series, event, key.target)
-    comparison = versus(
-        _values(series, key, start, event.at),
-        _values(series, key, event.at, end),
-        more_is_better=key.metric.more_is_better,
-    )
+    before = _values(series, key, start, event.at)
+    after = _values(series, key, event.at, end)
+    comparison = versus(before, after, more_is_better=key.metric.more_is_better)
     event_text = describe.describe_events([event]) or event.text
     sentence = f"since {describe.moment(event.at)}, when {event_text}: {_outcome(comparison)}"
     return {
@@ -526,7 +545,8 @@ def _bounds_around(series: SeriesStore, event: MonitorEvent, target: str) -> tup
     end = event.at + AROUND_S
     every_s = interval_of(series, target)
     for near in series.events(start, end, target):
-        if near.kind not in _BOUNDARIES or abs(near.at - event.at) <= every_s:
+        is_same_occasion = abs(near.at - event.at) <= every_s
+        if is_same_occasion or near.kind not in _BOUNDARIES:
             continue
         if near.at < event.at:
             start = max(start, near.at)
@@ -537,7 +557,8 @@ def _bounds_around(series: SeriesStore, event: MonitorEvent, target: str) -> tup
 
 def _outcome(comparison: SeriesComparison) -> str:
     """Return in words what changed from before an event (A) to after it (B)."""
-    before, after = (0 if side is None else side.count for side in (comparison.a, comparison.b))
+    before = 0 if comparison.a is None else comparison.a.count
+    after = 0 if comparison.b is None else comparison.b.count
     ratio = comparison.ratio
     if ratio is None:
         return f"not comparable, with {before} values before and {after} after"
@@ -575,24 +596,28 @@ def write_note(
         )
     if target is not None:
         known_target(target, all_targets(series))
-    event = MonitorEvent(now if at is None else at, EventKind.NOTE, words, target)
-    event = replace(event, id=series.append_event(event))
+    moment = now if at is None else at
+    event = MonitorEvent(moment, EventKind.NOTE, words, target)
+    event_id = series.append_event(event)
+    event = replace(event, id=event_id)
     return event, around_note(series, event)
 
 
 def around_note(series: SeriesStore, event: MonitorEvent) -> list[dict[str, Any]]:
-    """Compare before and after an event, for the first series of each target that has values on
-    both sides of it.
+    """Compare before and after an event, by the first series of each target.
+
+    A target is left out where that series has no values on one side.
     """
     if event.target is None:
         names = [target.name for target in series.targets()]
     else:
         names = [event.target]
-    comparisons = [
-        around_event(series, event, key)
-        for name in names
-        for key in primary_keys(series, name)[:1]
-    ]
+    comparisons = []
+    for name in names:
+        keys = primary_keys(series, name)
+        if keys:
+            comparison = around_event(series, event, keys[0])
+            comparisons.append(comparison)
     return [comparison for comparison in comparisons if comparison["ratio"] is not None]
 
 
@@ -600,13 +625,15 @@ def notes_in_words(series: SeriesStore, now: float) -> list[str]:
     """Return, in sentences, what the newest notes of 7 days have brought."""
     events = series.events(now - AROUND_S, now)
     notes = [event for event in events if event.kind is EventKind.NOTE]
+    newest_notes = notes[-_NOTES_TOLD:]
     return [
         f"{comparison['series']}: {comparison['sentence']}"
-        for note in notes[-_NOTES_TOLD:]
+        for note in newest_notes
         for comparison in around_note(series, note)
     ]
 
 
 def _values(series: SeriesStore, key: SeriesKey, since: float, until: float) -> list[float]:
     reading = read_window(series, key, since, until)
-    return [value for _, value in reading.quiet(since, until)]
+    quiet = reading.quiet(since, until)
+    return [value for _, value in quiet]
