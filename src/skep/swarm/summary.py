@@ -221,14 +221,14 @@ def _account(
     done = [result for result in results if result.ending is TaskEnding.DONE]
     counted = [attempt for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
     wasted = [attempt for attempt in attempts if attempt.outcome is not AttemptOutcome.DONE]
-    wall_s = sum(span.seconds for span in spans) if spans else None
+    wall_s = _wall_s(spans)
     output_tokens = _sum_known(result.output_tokens for result in done)
     effective_tok_s = None
     agents_mean = None
     if wall_s and output_tokens is not None:
         effective_tok_s = output_tokens / wall_s
     if wall_s and attempts:
-        agents_mean = sum(_seconds_of(attempt) for attempt in attempts) / wall_s
+        agents_mean = sum(map(_seconds_of, attempts)) / wall_s
     return Account(
         run=run.id,
         kind=run.kind,
@@ -253,12 +253,24 @@ def _account(
         wall_s=wall_s,
         down_s=sum(down.ended_at - down.started_at for down in downs),
         effective_tok_s=effective_tok_s,
-        task_s=percentiles([_seconds_of(attempt) for attempt in counted]),
+        task_s=percentiles(map(_seconds_of, counted)),
         ttft_s=percentiles(_first_token_times(counted)),
         agents_mean=agents_mean,
-        agents_max=max((attempt.agent + 1 for attempt in attempts), default=0),
+        agents_max=_count_agents(attempts),
         errors=_count_errors(wasted),
     )
+
+
+def _wall_s(spans: Sequence[SessionSpan]) -> float | None:
+    """Return how long all sessions worked together; None: none has begun."""
+    if not spans:
+        return None
+    return sum(span.seconds for span in spans)
+
+
+def _count_agents(attempts: Sequence[Attempt]) -> int:
+    """Return how many agents there were, which are numbered from 0."""
+    return max((attempt.agent + 1 for attempt in attempts), default=0)
 
 
 def _seconds_of(attempt: Attempt) -> float:

@@ -47,22 +47,25 @@ class Template(msgspec.Struct, frozen=True):
         """
         written: dict[str | None, str] = {None: ""}
         for name in self.names:
-            value = values[name]
-            if value is None or isinstance(value, int | float | dict | list | tuple):
-                written[name] = json.dumps(value, ensure_ascii=False, default=str)
-            else:
-                written[name] = str(value)
+            written[name] = _written(values[name])
         return "".join(text + written[name] for text, name in self.parts)
 
     def missing(self, names: Iterable[str]) -> str | None:
         """Return in words which of the template's names are not among these; None: all are."""
         given = list(names)
-        missing = ", ".join(f"`{{{name}}}`" for name in self.names if name not in given)
+        missing = [f"`{{{name}}}`" for name in self.names if name not in given]
         if not missing:
             return None
-        given_text = ", ".join(f"`{shortened(name, 60)}`" for name in given if name)
-        known = shortened(given_text, 600) or "nothing"
-        return f"the template asks for {missing}; known: {known}"
+        given_names = [f"`{shortened(name, 60)}`" for name in given if name]
+        known = shortened(", ".join(given_names), 600) or "nothing"
+        return f"the template asks for {', '.join(missing)}; known: {known}"
+
+
+def _written(value: Any) -> str:
+    """Return a value as a prompt has it."""
+    if value is None or isinstance(value, int | float | dict | list | tuple):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 def parse_template(text: str) -> Template:
@@ -177,7 +180,9 @@ class TaskForm:
         if not isinstance(document, Mapping):
             raise Faulty(f"a task is an object such as {_LOOKS}, not `{short(document)}`")
         fields = self._filled_in(document)
-        faults = _first_faults(self._faults(fields)) or _first_faults(_message_faults(fields))
+        faults = _first_faults(self._faults(fields))
+        if not faults:
+            faults = _first_faults(_message_faults(fields))
         if faults:
             raise Faulty(*faults)
         fields = {**self._defaults, **fields}
@@ -185,8 +190,11 @@ class TaskForm:
         for name in ("schema", "checker"):
             if name in fields:
                 settings[name], _ = self._check_once(name, fields[name])
-        task_id = str(fields.get("id", default_id))
-        return Task(id=task_id, messages=_messages_of(fields), **settings)
+        return Task(
+            id=str(fields.get("id", default_id)),
+            messages=_messages_of(fields),
+            **settings,
+        )
 
     def _filled_in(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that the document has, with the template's prompt where it has none
@@ -205,8 +213,10 @@ class TaskForm:
     def _faults(self, fields: Mapping[str, Any]) -> Iterator[str]:
         yield from field_faults(fields, {}, FIELDS)
         for name in ("schema", "checker"):
-            if isinstance(fields.get(name), Mapping):
-                yield from self._check_once(name, fields[name])[1]
+            value = fields.get(name)
+            if isinstance(value, Mapping):
+                _, faults = self._check_once(name, value)
+                yield from faults
 
     def _check_once(self, name: str, value: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """Return the first schema or checker that was equal to this one, with its faults."""
@@ -228,9 +238,11 @@ def _messages_of(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     messages = [dict(message) for message in fields.get("messages", ())]
     if not messages:
         messages = [{"role": "user", "content": fields["prompt"]}]
-    has_system = any(message["role"] in ("system", "developer") for message in messages)
-    if fields.get("system") and not has_system:
-        messages.insert(0, {"role": "system", "content": fields["system"]})
+    system = fields.get("system")
+    roles = [message["role"] for message in messages]
+    has_system = "system" in roles or "developer" in roles
+    if system and not has_system:
+        messages.insert(0, {"role": "system", "content": system})
     return tuple(messages)
 
 
@@ -301,27 +313,28 @@ def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     rows: list[tuple[int, list[str]]] = []
     line = 1  # where the next row begins
     try:
-        for read in reader:
-            rows.append((line, read))
+        for row in reader:
+            if row:
+                rows.append((line, row))
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{name}, line {line}: broken CSV: {error}") from None
-    (begin, header), *rows = [row for row in rows if row[1]] or [(1, [])]
+    if not rows:
+        rows = [(1, [])]
+    header_line, header = rows.pop(0)
     columns = [column.strip() for column in header]
-    _check_columns(columns, name, begin, template)
+    _check_columns(columns, name, header_line, template)
     for begin, row in rows:
         if len(row) != len(columns):
             yield begin, Faulty(f"{len(row)} fields, and the header has {len(columns)}")
             continue
         fields = dict(zip(columns, row, strict=True))
         task_fields = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
-        yield (
-            begin,
-            {
-                **task_fields,
-                "prompt": fields["prompt"] if template is None else template.fill(fields),
-            },
-        )
+        if template is None:
+            task_fields["prompt"] = fields["prompt"]
+        else:
+            task_fields["prompt"] = template.fill(fields)
+        yield begin, task_fields
 
 
 def _check_columns(columns: list[str], name: str, line: int, template: Template | None) -> None:
@@ -334,8 +347,10 @@ def _check_columns(columns: list[str], name: str, line: int, template: Template 
         named = ", ".join(f"`{column}`" for column in columns[:12])
         hint = "say how a row becomes a prompt: --template 'Summarise {title}: {text}'"
         raise UserError(f"{name} has no column `prompt`; it has {named}", hint=hint)
-    if template is not None and (missing := template.missing(columns)) is not None:
-        raise UserError(f"{name}: {missing}")
+    if template is not None:
+        missing = template.missing(columns)
+        if missing is not None:
+            raise UserError(f"{name}: {missing}")
 
 
 MOST_TOLD = 10  # faults of a file
@@ -357,7 +372,11 @@ def read_tasks(
     name = "stdin" if piped else str(path)
     ending = Path(name).suffix.lower()
     maker = TaskForm(template, defaults)
-    text = _decoded((stdin or sys.stdin.buffer).read() if piped else _read(Path(path)), name)
+    if piped:
+        data = (stdin or sys.stdin.buffer).read()
+    else:
+        data = _read(Path(path))
+    text = _decoded(data, name)
     hint = "every line is checked first; nothing was run"
     if ending == ".csv":
         rows = _csv_rows(text, name, maker.template)
@@ -375,24 +394,35 @@ def read_tasks(
 
 
 def tasks_of(
-    documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[TaskDefaults]
+    documents: Iterable[Any],
+    *,
+    template: str | None = None,
+    **defaults: Unpack[TaskDefaults],
 ) -> list[Task]:
     """Return the tasks of a list of objects as a JSONL line has them, or of plain prompts."""
     rows: list[tuple[int, Any]] = []
     for number, document in enumerate(documents, 1):
         try:
-            rows.append((number, parse(json.dumps(document, allow_nan=False))))
+            written = json.dumps(document, allow_nan=False)
+            row = parse(written)
         except (TypeError, ValueError, RecursionError) as error:
             # What Python takes, not JSON: NaN, sets, circles.
-            rows.append((number, Faulty(f"not JSON: {error}")))
-    hint = "every task is checked first; nothing was run"
-    return _gathered(rows, TaskForm(template, defaults), "the list", "task", hint)
+            row = Faulty(f"not JSON: {error}")
+        rows.append((number, row))
+    return _gathered(
+        rows,
+        maker=TaskForm(template, defaults),
+        name="the list",
+        unit="task",
+        hint="every task is checked first; nothing was run",
+    )
 
 
 def read_schema(path: Path) -> dict[str, Any]:
     """Return the schema of `--schema FILE`."""
     try:
-        schema = parse(_decoded(_read(path), str(path)), once=True)
+        text = _decoded(_read(path), str(path))
+        schema = parse(text, once=True)
         check_schema(schema)
     except NotJson as error:
         raise UserError(f"`{path}` is not JSON: {error}") from None
