@@ -175,8 +175,8 @@ class _LogScale(msgspec.Struct, frozen=True):
         return cuts
 
     def _moved(self, cuts: Sequence[int], slow: float) -> list[int]:
-        """Return the cuts moved once, oldest first: each between the moved one before it and the
-        one after it.
+        """Return the cuts moved once, oldest first: each to its best place between the moved cut
+        before it and the cut after it. One that does not stand out there is left out.
         """
         moved: list[int] = []
         first = 0
@@ -498,7 +498,7 @@ def _line_values(xs: Sequence[float], room: float) -> list[float]:
     width = n * (n * n - 1) / 12
     line: list[float] = []
     steady: Sequence[float] = xs
-    for _ in range(3):  # again with outliers clipped to the line
+    for _ in range(3):  # each pass clips outliers to the line of the pass before
         height = math.fsum(steady) / n
         rise = sum(map(mul, offsets, steady))
         slope = rise / width

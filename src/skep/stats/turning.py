@@ -323,7 +323,7 @@ def _unclear_places(
     if knee is None and cliff is None:
         last = len(curve.levels) - 1
         if last < 1 or curve.knee_side(last - 1) is not CurveSide.BEFORE:
-            # Whether the speed grows up to the last level.
+            # It is open whether the speed grows up to the last level.
             unclear.update((last - 1, last))
     if knee is not None and not knee.is_known:
         unclear.update(range(knee.low + 1, knee.high + 1))
