@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, product
+from itertools import product
 from random import Random
 
 import msgspec
@@ -73,14 +73,18 @@ class TimeBudget:
         """
         start_s = self.seconds((self._baseline,), self.readings(self._baseline))
         begin_s = self.baseline_starts * start_s
-        looks = SIDE_BY_SIDE if self.is_tight else SIDE_BY_SIDE + 1
+        looks = SIDE_BY_SIDE
+        if not self.is_tight:
+            looks += 1
         cycle_s = looks * self.look_s + self.decision_s
-        return max(1, int(SIDE_BY_SIDE * (self.budget_s - begin_s) / cycle_s))
+        remaining_s = self.budget_s - begin_s
+        return max(1, int(SIDE_BY_SIDE * remaining_s / cycle_s))
 
     def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
         """Take in what a request really took."""
         expected = self.seconds(configs, readings) / self._slowness
-        slowness = min(_SLOWEST, max(_FASTEST, seconds / max(1e-6, expected)))
+        slowness = seconds / max(1e-6, expected)
+        slowness = min(_SLOWEST, max(_FASTEST, slowness))
         self._slowness = 0.7 * self._slowness + 0.3 * slowness
 
     def seconds(self, configs: Sequence[KnobConfig], readings: int) -> float:
@@ -214,8 +218,13 @@ class Grain(msgspec.Struct, frozen=True):
     rounds: int  # starts of either side, at most, for one decision
 
 
-TIGHT_GRAIN = Grain(0.01, 0.02, 1, 3)  # of a search in tight time: one look sorts out
-GRAINS = (Grain(0.004, 0.02, 2, 4), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0.005, 7, 16))
+# In tight time one look at a configuration is enough to sort it out.
+TIGHT_GRAIN = Grain(floor=0.01, worth=0.02, screens=1, rounds=3)
+GRAINS = (
+    Grain(floor=0.004, worth=0.02, screens=2, rounds=4),
+    Grain(floor=0.0015, worth=0.008, screens=4, rounds=10),
+    Grain(floor=0.0008, worth=0.005, screens=7, rounds=16),
+)
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -239,6 +248,9 @@ class DecidedChange(msgspec.Struct, frozen=True):
     grain: int = 0  # how finely it was looked at
 
 
+_ChangeKey = tuple[tuple[str, Value], ...]  # knobs and the values they are turned to, in order
+
+
 class Chooser:
     """What to look at next, from what is believed and from what was decided before."""
 
@@ -251,8 +263,8 @@ class Chooser:
             if first in self._knobs and second in self._knobs:
                 self._partners[first].add(second)
                 self._partners[second].add(first)
-        self._closed: dict[tuple[tuple[str, Value], ...], DecidedChange] = {}
-        self._dead_ends: dict[tuple[tuple[str, Value], ...], int] = {}
+        self._closed: dict[_ChangeKey, DecidedChange] = {}
+        self._dead_ends: dict[_ChangeKey, int] = {}
         self._leapt: dict[tuple[KnobConfig, str, Value], list[KnobConfig | None]] = {}
         self._owed: list[KnobConfig] = []  # neighbours of a peak that were looked at less often
         self._grain = 0
@@ -276,7 +288,12 @@ class Chooser:
         failed: bool = False,
     ) -> None:
         key = _key(changes)
-        self._closed[key] = DecidedChange(incumbent, same, failed, self._grain)
+        self._closed[key] = DecidedChange(
+            incumbent=incumbent,
+            same=same,
+            failed=failed,
+            grain=self._grain,
+        )
         self._dead_ends[key] = self._dead_ends.get(key, 0) + failed
 
     def choose(self, incumbent: KnobConfig) -> Move | tuple[KnobConfig, ...] | None:
@@ -296,16 +313,16 @@ class Chooser:
         """Return what is worth a look, best first: single changes, and several at once where these
         promise little.
         """
+        floor = self.grain.floor
         singles = list(self._singles(incumbent))
+        moves = list(singles)
         if self._time_budget.is_tight:
-            leaps: Iterable[Move] = self._moves(self._leaps(incumbent), incumbent)
-        else:
-            leaps = ()
-        moves = self._ranked([*singles, *leaps], incumbent, self.grain.floor)
+            moves += self._moves(self._leaps(incumbent), incumbent)
+        moves = self._ranked(moves, incumbent, floor)
         largest_hope = max((move.hope for move in moves), default=0.0)
         if not self._owed and largest_hope < BOLD:
-            further = self._further(incumbent, singles)
-            moves = self._ranked([*moves, *further], incumbent, self.grain.floor)
+            moves += self._further(incumbent, singles)
+            moves = self._ranked(moves, incumbent, floor)
         return moves
 
     def _minutes(self, move: Move, incumbent: KnobConfig) -> float:
@@ -353,11 +370,9 @@ class Chooser:
         """Go on from another place: what was owed from the one before is owed from here, and so
         are the neighbours on the ladders just climbed.
         """
-        self._owed = [
-            config.turned({change.knob: change.after for change in changes})
-            for config in self._owed
-        ]
-        self.owe(incumbent, [change.knob for change in changes], looks=1)
+        values = {change.knob: change.after for change in changes}
+        self._owed = [config.turned(values) for config in self._owed]
+        self.owe(incumbent, list(values), looks=1)
 
     def is_promising(self, belief: Belief) -> bool:
         return belief.mean >= self.grain.worth and belief.chance >= READY
@@ -367,14 +382,9 @@ class Chooser:
 
         An empty tuple: all that was owed is refused by now.
         """
-        if moves and (not self._owed or moves[0].hope >= LARGE) and self._is_decidable(moves[0]):
-            move = moves[0]
-            looks = self._measurements.counted_starts(move.config)
-            is_single_and_seen = len(move.changes) == 1 and looks > 0
-            if not is_single_and_seen or not self.owe(
-                move.config, [move.changes[0].knob], looks=looks
-            ):
-                return move
+        best = self._best_decidable(moves)
+        if best is not None and not self._owes_neighbours(best):
+            return best
         chosen = [config for config in self._owed if not self._is_refused(config)][:SIDE_BY_SIDE]
         self._owed = []
         for move in moves:
@@ -384,6 +394,29 @@ class Chooser:
         if not chosen and moves:
             return moves[0]
         return tuple(chosen)
+
+    def _best_decidable(self, moves: Sequence[Move]) -> Move | None:
+        """Return the best move where it can be decided about at once: unless it is large, what is
+        owed comes first.
+        """
+        if not moves:
+            return None
+        best = moves[0]
+        if self._owed and best.hope < LARGE:
+            return None
+        if not self._is_decidable(best):
+            return None
+        return best
+
+    def _owes_neighbours(self, move: Move) -> bool:
+        """Note the neighbours of a single change that was looked at. Return whether there are
+        any.
+        """
+        looks = self._measurements.counted_starts(move.config)
+        if len(move.changes) != 1 or looks == 0:
+            return False
+        (change,) = move.changes
+        return self.owe(move.config, [change.knob], looks=looks)
 
     def _ranked(self, moves: Iterable[Move], incumbent: KnobConfig, floor: float) -> list[Move]:
         """Return the moves that are open, by the expected gain a minute; where time is tight, the
@@ -416,30 +449,36 @@ class Chooser:
         """Return whether it was decided, and no knob that it interacts with has been turned since,
         nor does one look more finely.
         """
-        closed = self._closed.get(_key(changes))
-        if closed is None or (closed.same and closed.grain < self._grain):
+        key = _key(changes)
+        closed = self._closed.get(key)
+        if closed is None:
+            return False
+        if closed.same and closed.grain < self._grain:
             return False
         if closed.failed:
             # Elsewhere it is another configuration: tried again from another place, but not often.
-            return closed.incumbent == incumbent or self._dead_ends[_key(changes)] >= _DEAD_ENDS
+            return closed.incumbent == incumbent or self._dead_ends[key] >= _DEAD_ENDS
         involved = {change.knob for change in changes}
         for change in changes:
             involved |= self._partners[change.knob]
-        return all(closed.incumbent[name] == incumbent[name] for name in involved)
+        decided_at = closed.incumbent
+        return all(decided_at[name] == incumbent[name] for name in involved)
 
     def _moves(self, configs: Iterable[KnobConfig], incumbent: KnobConfig) -> Iterator[Move]:
         for config in configs:
             changes = config.changes_from(incumbent)
             if changes and not self._is_refused(config):
-                belief = self._measurements.surrogate.gain(config, incumbent)
-                trust = self._measurements.suspects.trust(config)
-                yield Move(config, changes, belief, trust)
+                yield Move(
+                    config=config,
+                    changes=changes,
+                    belief=self._measurements.surrogate.gain(config, incumbent),
+                    trust=self._measurements.suspects.trust(config),
+                )
 
     def _singles(self, incumbent: KnobConfig) -> Iterator[Move]:
         for knob in self._turned_alone():
-            yield from self._moves(
-                (incumbent.turned({knob.name: value}) for value in knob.values), incumbent
-            )
+            turned = (incumbent.turned({knob.name: value}) for value in knob.values)
+            yield from self._moves(turned, incumbent)
 
     def _turned_alone(self) -> Iterator[Knob]:
         return (knob for knob in self._knobs.values() if not knob.along)
@@ -449,13 +488,10 @@ class Chooser:
         once.
         """
         best = sorted(singles, key=lambda move: -move.belief.mean)
-        yield from self._moves(
-            chain(self._pairs(incumbent, best), self._leaps(incumbent)), incumbent
-        )
-        yield from (
-            replace(move, together=True)
-            for move in self._moves(self._combined(best, incumbent), incumbent)
-        )
+        yield from self._moves(self._pairs(incumbent, best), incumbent)
+        yield from self._moves(self._leaps(incumbent), incumbent)
+        for move in self._moves(self._combined(best, incumbent), incumbent):
+            yield replace(move, together=True)
 
     def _pairs(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[KnobConfig]:
         """Yield combinations of the best values of two knobs that interact.
@@ -466,14 +502,14 @@ class Chooser:
         for move in singles:
             best.setdefault(move.changes[0].knob, []).append(move)
         for first, second in self._measurements.space.pairs:
-            for first_move, second_move in product(
-                best.get(first, ())[:_FEW], best.get(second, ())[:_FEW]
-            ):
-                both = (first_move, second_move)
-                if not any(self._is_dead_end(move.changes, incumbent) for move in both):
-                    yield incumbent.turned(
-                        {change.knob: change.after for move in both for change in move.changes}
-                    )
+            first_moves = best.get(first, ())[:_FEW]
+            second_moves = best.get(second, ())[:_FEW]
+            for both in product(first_moves, second_moves):
+                if any(self._is_dead_end(move.changes, incumbent) for move in both):
+                    continue
+                changes = [change for move in both for change in move.changes]
+                values = {change.knob: change.after for change in changes}
+                yield incumbent.turned(values)
 
     def _is_dead_end(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
         closed = self._closed.get(_key(changes))
@@ -505,7 +541,9 @@ class Chooser:
         It is looked for once, and again where the one before has failed since.
         """
         leaps = self._leapt.setdefault((incumbent, name, value), [])
-        last = leaps[-1] if leaps else None
+        last = None
+        if leaps:
+            last = leaps[-1]
         has_failed = last is not None and self._is_refused(last)
         if not leaps or (has_failed and len(leaps) < _LEAPS):
             last = best_config_with(self._measurements, incumbent, name, value)
@@ -521,11 +559,14 @@ class Chooser:
             closed = self._closed.get(_key(move.changes))
             is_undecided = closed is not None and closed.same
             if is_undecided and move.belief.mean > _SLIGHT:
-                best.setdefault(move.changes[0].knob, move)
+                knob = move.changes[0].knob
+                best.setdefault(knob, move)
         promise = sum(move.belief.mean for move in best.values())
         if len(best) > 1 and promise >= _TOGETHER:
-            yield incumbent.turned({name: move.changes[0].after for name, move in best.items()})
+            values = {name: move.changes[0].after for name, move in best.items()}
+            yield incumbent.turned(values)
 
 
-def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:
-    return tuple(sorted((change.knob, change.after) for change in changes))
+def _key(changes: Iterable[KnobChange]) -> _ChangeKey:
+    values = [(change.knob, change.after) for change in changes]
+    return tuple(sorted(values))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from operator import add, mul, sub
 from statistics import NormalDist, fmean
@@ -56,14 +56,25 @@ class Belief(msgspec.Struct, frozen=True):
         if self.deviation <= 0:
             return max(0.0, self.mean)
         z = self.mean / self.deviation
-        return self.mean * _NORMAL.cdf(z) + self.deviation * _NORMAL.pdf(z)
+        gain_of_mean = self.mean * _NORMAL.cdf(z)
+        gain_of_spread = self.deviation * _NORMAL.pdf(z)
+        return gain_of_mean + gain_of_spread
 
     @property
     def chance(self) -> float:
         """The probability of being better at all."""
         if self.deviation > 0:
-            return _NORMAL.cdf(self.mean / self.deviation)
+            z = self.mean / self.deviation
+            return _NORMAL.cdf(z)
         return float(self.mean > 0)
+
+
+class _KnobEffect(msgspec.Struct, frozen=True):
+    """What turning one knob may do."""
+
+    ordered: bool  # its values are the rungs of a ladder
+    reaches: Mapping[Value, float]  # how far each value's effect may be from what is foreseen
+    places: Mapping[Value, int]  # of each value on the ladder
 
 
 class Surrogate:
@@ -77,26 +88,27 @@ class Surrogate:
     def __init__(self, space: Predictor, baseline: KnobConfig) -> None:
         self._space = space
         self._baseline = baseline
-        self._knobs = {knob.name: knob for knob in space.knobs}
-        self._pairs = [
-            pair for pair in space.pairs if pair[0] in self._knobs and pair[1] in self._knobs
-        ]
         self._prior: dict[KnobConfig, float] = {}
         self._level = self._foreseen(baseline) or 0.0
-        self._reach = {
-            knob.name: {value: self._reach_of(knob, value) for value in knob.values}
-            for knob in space.knobs
-        }
-        self._places = {
-            name: {value: n for n, value in enumerate(knob.values)}
-            for name, knob in self._knobs.items()
-        }
+        self._effects = {knob.name: self._effect_of(knob) for knob in space.knobs}
+        self._pairs = [
+            (first, second)
+            for first, second in space.pairs
+            if first in self._effects and second in self._effects
+        ]
         self._columns: dict[KnobConfig, list[float]] = {}
         self._observed: list[tuple[KnobConfig, int]] = []
         self._first: dict[KnobConfig, int] = {}  # the place of its first start in what was seen
         self._rows: list[list[float]] = []  # of the Cholesky factor
         self._rest: list[float] = []  # what was measured less the prior, through that factor
         self._weights: list[float] = []
+
+    def _effect_of(self, knob: Knob) -> _KnobEffect:
+        return _KnobEffect(
+            ordered=knob.ordered,
+            reaches={value: self._reach_of(knob, value) for value in knob.values},
+            places={value: place for place, value in enumerate(knob.values)},
+        )
 
     def learn(
         self,
@@ -111,7 +123,8 @@ class Surrogate:
         row = self._forward(column)
         own_variance = self._kernel(config, config) + _COMMON**2 + variance
         explained_variance = sum(map(mul, row, row))
-        pivot = math.sqrt(max(own_variance - explained_variance, 1e-9))
+        unexplained_variance = max(own_variance - explained_variance, 1e-9)
+        pivot = math.sqrt(unexplained_variance)
         explained = sum(map(mul, row, self._rest))
         unexplained = score - self.prior(config) - explained
         self._rest.append(unexplained / pivot)
@@ -122,22 +135,28 @@ class Surrogate:
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         """Return what is believed of one configuration over another."""
-        apart = list(map(sub, self._column(config), self._column(over)))
+        apart = list(self._columns_apart(config, over))
         through = self._forward(apart)
-        variance = (
-            self._kernel(config, config)
-            + self._kernel(over, over)
-            - 2 * self._kernel(config, over)
-        )
+        variance = self._kernel(config, config)
+        variance += self._kernel(over, over)
+        variance -= 2 * self._kernel(config, over)
         explained = sum(map(mul, through, through))
-        deviation = math.sqrt(max(variance - explained, 0.0))
-        return Belief(self.mean_gain(config, over), deviation)
+        unexplained = max(variance - explained, 0.0)
+        return Belief(
+            mean=self.mean_gain(config, over),
+            deviation=math.sqrt(unexplained),
+        )
 
     def mean_gain(self, config: KnobConfig, over: KnobConfig) -> float:
         """Return the mean alone, which is had quickly."""
-        apart: Iterable[float] = map(sub, self._column(config), self._column(over))
+        apart = self._columns_apart(config, over)
         learned: float = sum(map(mul, apart, self._weights))
-        return self.prior(config) - self.prior(over) + learned
+        foreseen = self.prior(config) - self.prior(over)
+        return foreseen + learned
+
+    def _columns_apart(self, config: KnobConfig, over: KnobConfig) -> Iterable[float]:
+        """Return by how much the covariances of two configurations differ, start by start."""
+        return map(sub, self._column(config), self._column(over))
 
     def prior(self, config: KnobConfig) -> float:
         """Return what the planner makes one expect."""
@@ -154,9 +173,10 @@ class Surrogate:
         """
         score = self._level
         for change in config.changes_from(self._baseline):
-            alone = self._foreseen(self._baseline.turned({change.knob: change.after}))
-            if alone is not None:
-                score += alone - self._level
+            alone = self._baseline.turned({change.knob: change.after})
+            foreseen = self._foreseen(alone)
+            if foreseen is not None:
+                score += foreseen - self._level
         return score
 
     def _foreseen(self, config: KnobConfig) -> float | None:
@@ -171,11 +191,11 @@ class Surrogate:
         """
         if value == self._baseline.get(knob.name):
             return 0.0
-        foreseen = self._foreseen(self._baseline.turned({knob.name: value}))
+        alone = self._baseline.turned({knob.name: value})
+        foreseen = self._foreseen(alone)
+        predicted = 0.0
         if foreseen is not None:
             predicted = foreseen - self._level
-        else:
-            predicted = 0.0
         reach = _OFF + _OFF_SHARE * abs(predicted)
         if not predicted:
             reach = max(reach, 1.5 * knob.expected)
@@ -185,33 +205,40 @@ class Surrogate:
         """Return the covariance of a configuration with each start that was seen."""
         column = self._columns.setdefault(config, [])
         for place in range(len(column), len(self._observed)):
-            measured = self._observed[place][0]
+            measured, _ = self._observed[place]
             first = self._first[measured]
-            column.append(column[first] if first < place else self._kernel(config, measured))
+            if first < place:
+                covariance = column[first]
+            else:
+                covariance = self._kernel(config, measured)
+            column.append(covariance)
         return column
 
     def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
         """Return the covariance of two configurations."""
         total = _LEVEL**2
         alike = a == b
-        mine = a.as_dict
-        theirs = b.as_dict
-        for name, knob in self._knobs.items():
-            value_a = mine[name]
-            value_b = theirs[name]
-            reaches = self._reach[name]
+        values_a = a.as_dict
+        values_b = b.as_dict
+        for name, effect in self._effects.items():
+            value_a = values_a[name]
+            value_b = values_b[name]
+            reaches = effect.reaches
             reach = reaches.get(value_a, _OFF) * reaches.get(value_b, _OFF)
             if reach and value_a == value_b:
                 total += reach
-            elif reach and knob.ordered:
-                places = self._places[name]
-                apart = abs(places.get(value_a, 0) - places.get(value_b, 0))
+            elif reach and effect.ordered:
+                place_a = effect.places.get(value_a, 0)
+                place_b = effect.places.get(value_b, 0)
+                apart = abs(place_a - place_b)
                 total += reach * (_ALIKE * math.exp(-apart / _NEAR))
         for first, second in self._pairs:
-            same = mine[first] == theirs[first] and mine[second] == theirs[second]
-            if not same:
+            first_value = values_a[first]
+            second_value = values_a[second]
+            if first_value != values_b[first] or second_value != values_b[second]:
                 continue
-            if all(mine[name] != self._baseline.get(name) for name in (first, second)):
+            first_is_turned = first_value != self._baseline.get(first)
+            if first_is_turned and second_value != self._baseline.get(second):
                 total += _PAIR**2
         return total + _OWN**2 * alike
 
@@ -219,7 +246,9 @@ class Surrogate:
         """Solve the lower triangle of the Cholesky factor for a column."""
         solution: list[float] = []
         for value, row in zip(column, self._rows, strict=True):
-            solution.append((value - sum(map(mul, row, solution))) / row[-1])
+            explained = sum(map(mul, row, solution))
+            unexplained = value - explained
+            solution.append(unexplained / row[-1])
         return solution
 
     def _backward(self) -> list[float]:
@@ -266,7 +295,7 @@ class FailureSuspects:
         """Return 1 where nothing of it is under suspicion, and little where it has all that the
         failures have.
         """
-        mine = self._suspects(config)
+        own_suspects = self._suspects(config)
         worst = 0.0
         for failed in self._failed:  # of what is suspected of it, how much this one has as well
             whole = 0.0
@@ -274,16 +303,18 @@ class FailureSuspects:
             for suspect in self._suspects(failed) - self._ran:
                 weight = self._explained[suspect] ** 2
                 whole += weight
-                if suspect in mine:
+                if suspect in own_suspects:
                     shared += weight
-            worst = max(worst, shared / (whole + _OTHERWISE))
+            share = shared / (whole + _OTHERWISE)
+            worst = max(worst, share)
         return float((1 - worst) ** 2)
 
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._suspects_of_configs:
             singles = ((value,) for value in config.values)
             pairs = combinations(config.values, 2)
-            self._suspects_of_configs[config] = frozenset([*singles, *pairs])
+            suspects = frozenset([*singles, *pairs])
+            self._suspects_of_configs[config] = suspects
         return self._suspects_of_configs[config]
 
 
@@ -324,34 +355,43 @@ class Measurements:
         if late > 0:
             variance *= 1 + _TOO_LATE**2
         mean_log = fmean(self.noise.clipped(logs))
-        score = mean_log - _TOO_LATE * late
-        self.surrogate.learn(start.config, self.rounds, score, variance)
+        self.surrogate.learn(
+            config=start.config,
+            round_=self.rounds,
+            score=mean_log - _TOO_LATE * late,
+            variance=variance,
+        )
 
     def add_failure(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         self._failed.add(config)
         # The planner may be off by some memory, but of two configurations it knows which leaves
         # more.
+        spare = None
         if failure.is_of_memory:
             spare = self.space.spare_bytes(config)
-        else:
-            spare = None
         if spare is None:
             self.suspects.suspect(config)
         else:
             ground = _ground(config)
-            self._too_little[ground] = max(spare, self._too_little.get(ground, spare))
+            too_little = self._too_little.get(ground, spare)
+            self._too_little[ground] = max(spare, too_little)
 
     def settle(self, config: KnobConfig) -> None:
         """Learn from a configuration how much starts differ."""
-        logs_of_starts = [speeds(start.readings) for start in self.starts(config)]
-        logs_of_starts = [logs for logs in logs_of_starts if logs]
-        means = [fmean(self.noise.clipped(logs)) for logs in logs_of_starts]
-        self.noise.add_means(means, list(map(len, logs_of_starts)), sides=1)
+        means = []
+        counts = []
+        for start in self.starts(config):
+            logs = speeds(start.readings)
+            if logs:
+                means.append(fmean(self.noise.clipped(logs)))
+                counts.append(len(logs))
+        self.noise.add_means(means, counts, sides=1)
 
     def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
         """Return the mean with a 95 % interval; None: nothing counts."""
-        return mean_of_starts([speeds(start.readings) for start in starts], self.noise)
+        logs_by_start = [speeds(start.readings) for start in starts]
+        return mean_of_starts(logs_by_start, self.noise)
 
     def counted_starts(self, config: KnobConfig) -> int:
         """Return how many of its starts gave a figure."""
@@ -383,15 +423,17 @@ class Measurements:
 
     def deaths(self, knob: str, value: Value) -> int:
         """Return how many configurations with this value failed for another reason than memory."""
-        return sum(
-            config.get(knob) == value and not failure.is_of_memory
-            for config, failure in self.failures
-        )
+        count = 0
+        for config, failure in self.failures:
+            if config.get(knob) == value and not failure.is_of_memory:
+                count += 1
+        return count
 
     def promise(self, config: KnobConfig, over: KnobConfig) -> float:
         """Return the gain that is believed, less for what looks like something that failed."""
+        gain = self.surrogate.mean_gain(config, over)
         trust = max(1e-3, self.suspects.trust(config))
-        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(trust)
+        return gain + _DOUBT * math.log(trust)
 
 
 def _ground(config: KnobConfig) -> tuple[Value, ...]:
@@ -410,27 +452,39 @@ def speeds(readings: Iterable[TuneReading]) -> list[float]:
 
 def paired(a: Sequence[TuneReading], b: Sequence[TuneReading]) -> list[tuple[float, float]]:
     """Return the logarithms of the nth readings of both, where both count."""
-    both = [pair for pair in zip(a, b, strict=False) if pair[0].counts and pair[1].counts]
-    of_a = speeds(first for first, _ in both)
-    of_b = speeds(second for _, second in both)
-    return list(zip(of_a, of_b, strict=True))
+    counted_a = []
+    counted_b = []
+    for reading_a, reading_b in zip(a, b, strict=False):
+        if reading_a.counts and reading_b.counts:
+            counted_a.append(reading_a)
+            counted_b.append(reading_b)
+    logs_a = speeds(counted_a)
+    logs_b = speeds(counted_b)
+    return list(zip(logs_a, logs_b, strict=True))
+
+
+def _counted_readings(starts: Sequence[ServerStart]) -> Iterator[TuneReading]:
+    for start in starts:
+        for reading in start.readings:
+            if reading.counts:
+                yield reading
 
 
 def over_limit(starts: Sequence[ServerStart]) -> float:
     """Return the median share of the limits; 0 where there are none."""
-    shares = (
-        reading.over_limit for start in starts for reading in start.readings if reading.counts
-    )
+    shares = (reading.over_limit for reading in _counted_readings(starts))
     return median_known(shares) or 0.0
 
 
 def typical(starts: Sequence[ServerStart], name: str) -> float | None:
     """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
-    return median_known(
-        getattr(reading, name) for start in starts for reading in start.readings if reading.counts
-    )
+    values = (getattr(reading, name) for reading in _counted_readings(starts))
+    return median_known(values)
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return median(numbers) if numbers else None
+    """Return the median of those that are known; None where none is."""
+    known_values = [value for value in values if value is not None]
+    if not known_values:
+        return None
+    return median(known_values)

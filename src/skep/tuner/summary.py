@@ -37,7 +37,9 @@ def baseline_of(stages: Sequence[TuneStage]) -> TuneStage | None:
 def best_of(stages: Sequence[TuneStage]) -> TuneStage | None:
     """Return the last step that stands; the baseline where there is none."""
     steps = [stage for stage in accepted(stages) if stage.figure is not None]
-    return steps[-1] if steps else baseline_of(stages)
+    if steps:
+        return steps[-1]
+    return baseline_of(stages)
 
 
 def accepted(stages: Sequence[TuneStage]) -> list[TuneStage]:
@@ -76,12 +78,19 @@ def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
     if not ratios:
         return None
     product = math.prod(ratio.estimate for ratio in ratios)
-    below = math.hypot(*(_log(ratio.estimate, ratio.low) for ratio in ratios))
-    above = math.hypot(*(_log(ratio.high, ratio.estimate) for ratio in ratios))
-    return Interval(product * math.exp(-below), product, product * math.exp(above))
+    errors_below = [_log(ratio.estimate, ratio.low) for ratio in ratios]
+    errors_above = [_log(ratio.high, ratio.estimate) for ratio in ratios]
+    below = math.hypot(*errors_below)
+    above = math.hypot(*errors_above)
+    return Interval(
+        low=product * math.exp(-below),
+        estimate=product,
+        high=product * math.exp(above),
+    )
 
 
 def _log(larger: float, smaller: float) -> float:
+    """Return the logarithm of their ratio; infinity where there is none."""
     if smaller > 0 and math.isfinite(larger):
         return math.log(larger / smaller)
     return math.inf
