@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from math import prod
@@ -43,14 +43,18 @@ class LayerKey(msgspec.Struct, frozen=True):
     default: int | None = None
 
 
+# A number, a key, a product of keys such as `a * b`, or several of these.
+_Width = int | str | list[str | int]
+
+
 class LinearKeys(msgspec.Struct, frozen=True):
     """One table of `[[linear]]`: widths by the names of `Geometry`."""
 
-    linear_k_heads: int | str | list[str | int]
-    linear_v_heads: int | str | list[str | int]
-    linear_k_dim: int | str | list[str | int]
-    linear_v_dim: int | str | list[str | int]
-    conv_kernel: int | str | list[str | int]
+    linear_k_heads: _Width
+    linear_v_heads: _Width
+    linear_k_dim: _Width
+    linear_v_dim: _Width
+    conv_kernel: _Width
     when: str = ""  # empty: where no other table counts
 
 
@@ -85,8 +89,10 @@ def layer_key(settings: ModelConfig) -> LayerKey | None:
     """Return the first table of the list that speaks of this model."""
     model = settings.text("model_type").casefold()
     for layer in _layer_keys().layers:
+        if not model.startswith(layer.model):
+            continue
         is_set = settings.get(layer.key) not in (None, [], "")
-        if model.startswith(layer.model) and (is_set or layer.default is not None):
+        if is_set or layer.default is not None:
             return layer
     return None
 
@@ -111,28 +117,32 @@ def linear_widths(settings: ModelConfig) -> dict[str, int]:
         for table in _layer_keys().linear
         if not table.when or settings.get(table.when) is not None
     )
-    names = [field for field in table.__struct_fields__ if field != "when"]
-    return {name: _width(settings, name, getattr(table, name)) for name in names}
+    widths = {}
+    for name in table.__struct_fields__:
+        if name != "when":
+            entry = getattr(table, name)
+            widths[name] = _width(settings, name, entry)
+    return widths
 
 
-def _width(settings: ModelConfig, name: str, entry: int | str | list[str | int]) -> int:
+def _width(settings: ModelConfig, name: str, entry: _Width) -> int:
     """Return a width that a table states as a number, a key, a product of keys or several of
     these.
     """
     if isinstance(entry, int):
         return entry
     if isinstance(entry, str) and "*" in entry:
-        return prod(settings.whole(key.strip()) for key in entry.split("*"))
+        factors = entry.split("*")
+        return prod(settings.whole(key.strip()) for key in factors)
     choices = [entry] if isinstance(entry, str) else entry
     keys = [choice for choice in choices if isinstance(choice, str)]
     default = next((choice for choice in choices if isinstance(choice, int)), None)
-    is_convolution = name == "conv_kernel"
-    return settings.whole(
-        *keys,
-        low=0 if is_convolution else 1,
-        high=1024 if is_convolution else MAX_WIDTH,
-        default=default,
-    )
+    low = 1
+    high = MAX_WIDTH
+    if name == "conv_kernel":
+        low = 0
+        high = 1024
+    return settings.whole(*keys, low=low, high=high, default=default)
 
 
 # One reader for each form
@@ -140,21 +150,21 @@ def _width(settings: ModelConfig, name: str, entry: int | str | list[str | int])
 
 def _letters(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     pattern = settings.text(layer.key)
-    unknown = set(pattern) - set(layer.kinds)
-    if len(pattern) != layers or unknown:
+    is_known = all(letter in layer.kinds for letter in pattern)
+    if len(pattern) != layers or not is_known:
         letters = " ".join(layer.kinds)
-        raise settings.wrong(layer.key, pattern, f"{layers} letters of {letters}")
-    kinds = tuple(layer.kinds[letter] for letter in pattern)
-    return KindsOfLayers(kinds)
+        expected = f"{layers} letters of {letters}"
+        raise settings.wrong(layer.key, pattern, expected)
+    kinds = [layer.kinds[letter] for letter in pattern]
+    return KindsOfLayers(tuple(kinds))
 
 
 def _words(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     names = settings.list_of(layer.key, layers) or ()
-    compressed = next((name for name in names if "compress" in str(name)), None)
-    if compressed is not None:  # how many tokens share an entry is not told here
-        raise settings.wrong(
-            layer.key, compressed, "a name that tells what a token keeps; `compress_ratios` does"
-        )
+    for name in names:
+        if "compress" in str(name):  # how many tokens share an entry is not told here
+            expected = "a name that tells what a token keeps; `compress_ratios` does"
+            raise settings.wrong(layer.key, name, expected)
     kinds = [_kind_of_name(str(name)) for name in names]
     if not window_of(settings) and not settings.flag("use_sliding_window", default=True):
         kinds = ["full" if kind == "sliding" else kind for kind in kinds]
@@ -165,15 +175,19 @@ def _kind_of_name(name: str) -> str:
     for kind, words in _WORDS.items():
         if any(word in name for word in words):
             return kind
-    return "none" if name in _NOTHING else "full"
+    if name in _NOTHING:
+        return "none"
+    return "full"
 
 
 def _numbers(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     listed = settings.list_of(layer.key, layers) or ()
     kinds = []
     for number in listed:
-        # JSON's `true` stands for 1.
-        written = str(int(number)) if isinstance(number, bool) else str(number)
+        written = str(number)
+        if isinstance(number, bool):
+            # JSON's `true` stands for 1.
+            written = str(int(number))
         kind = layer.kinds.get(written)
         if kind is None:
             numbers = " and ".join(layer.kinds)
@@ -184,44 +198,54 @@ def _numbers(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLaye
 
 def _numbered(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     listed = settings.list_of(layer.key) or ()
-    last = layer.first + layers - 1
-    if any(type(number) is not int or not layer.first <= number <= last for number in listed):
-        raise settings.wrong(
-            layer.key, list(listed), f"a list of layers from {layer.first} to {last}"
-        )
-    places = set(listed)
+    first = layer.first
+    last = first + layers - 1
+    for number in listed:
+        if type(number) is not int or not first <= number <= last:
+            expected = f"a list of layers from {first} to {last}"
+            raise settings.wrong(layer.key, list(listed), expected)
+    places = [number - first for number in listed]
+    return _with_named(layer, layers, places)
+
+
+def _with_named(layer: LayerKey, layers: int, places: Iterable[int]) -> KindsOfLayers:
+    """Return the kinds of so many layers, of which those at these places are the named ones."""
     kinds = [layer.others] * layers
-    for number in places:
-        kinds[number - layer.first] = layer.named
+    for place in places:
+        kinds[place] = layer.named
     return KindsOfLayers(tuple(kinds))
 
 
 def _every(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
     step = settings.whole(layer.key, high=layers, default=layer.default)
-    offset = step - 1
+    last_of_step = step - 1
+    offset = last_of_step
     if layer.offset is not None:
-        offset = settings.whole(layer.offset, low=0, high=step - 1, default=offset)
-    kinds = [layer.others] * layers
-    for place in range(offset, layers, step):
-        kinds[place] = layer.named
-    return KindsOfLayers(tuple(kinds))
+        offset = settings.whole(layer.offset, low=0, high=last_of_step, default=last_of_step)
+    places = range(offset, layers, step)
+    return _with_named(layer, layers, places)
 
 
 def _alike(_settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
-    return KindsOfLayers((layer.named,) * layers)
+    kinds = (layer.named,) * layers
+    return KindsOfLayers(kinds)
 
 
 def _blocks(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
-    """Layers without attention keep nothing; the others may differ in their KV heads."""
+    """Return what the blocks keep: those without attention nothing, the others by their KV heads,
+    in which they may differ.
+    """
     heads = [block.kv_heads for block in blocks_of(settings, layers)]
     counts = [count for count in heads if count]
     if not counts:
-        raise settings.wrong(
-            layer.key, settings.get(layer.key), "a list with `n_heads_in_group` in its blocks"
-        )
-    entries = sum(counts) / max(counts)
-    kinds = tuple("full" if count else "none" for count in heads)
-    return KindsOfLayers(kinds, None if entries == len(counts) else entries)
+        blocks = settings.get(layer.key)
+        expected = "a list with `n_heads_in_group` in its blocks"
+        raise settings.wrong(layer.key, blocks, expected)
+    kinds = ["full" if count else "none" for count in heads]
+    entries: float | None = sum(counts) / max(counts)
+    if entries == len(counts):
+        entries = None
+    return KindsOfLayers(tuple(kinds), entries)
 
 
 def _ratios(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayers:
@@ -231,13 +255,16 @@ def _ratios(settings: ModelConfig, layer: LayerKey, layers: int) -> KindsOfLayer
     """
     listed: Sequence[Any] = settings.list_of(layer.key) or ()
     ratios = listed[:layers]
-    if len(ratios) < layers or not all(map(_is_ratio, ratios)):
-        raise settings.wrong(layer.key, list(ratios), f"a list of {layers} numbers of tokens")
+    are_ratios = all(map(_is_ratio, ratios))
+    if len(ratios) < layers or not are_ratios:
+        expected = f"a list of {layers} numbers of tokens"
+        raise settings.wrong(layer.key, list(ratios), expected)
     width = settings.whole("head_dim")
     index = settings.whole("index_head_dim", default=_INDEX_WIDTH)
-    kinds = tuple("full" if ratio else "sliding" for ratio in ratios)
-    entries = entries_of(ratios, index / width)
-    return KindsOfLayers(kinds, entries or None)
+    index_share = index / width
+    kinds = ["full" if ratio else "sliding" for ratio in ratios]
+    entries = entries_of(ratios, index_share) or None
+    return KindsOfLayers(tuple(kinds), entries)
 
 
 def _is_ratio(ratio: Any) -> bool:
@@ -249,15 +276,25 @@ def entries_of(ratios: Sequence[int], index_share: float) -> float:
 
     `index_share`: what an entry of the index is of one that is kept whole.
     """
-    return sum(
-        (1 + index_share if ratio == INDEXED_RATIO else 1) / ratio for ratio in ratios if ratio
-    )
+    entries: list[float] = []
+    for ratio in ratios:
+        if ratio == INDEXED_RATIO:
+            entries.append((1 + index_share) / ratio)
+        elif ratio:
+            entries.append(1 / ratio)
+    return sum(entries)
 
 
 _READERS: Mapping[str, Callable[[ModelConfig, LayerKey, int], KindsOfLayers]] = {
-    "letters": _letters, "words": _words, "numbers": _numbers, "numbered": _numbered,
-    "every": _every, "alike": _alike, "blocks": _blocks, "ratios": _ratios,
-}  # fmt: skip
+    "letters": _letters,
+    "words": _words,
+    "numbers": _numbers,
+    "numbered": _numbered,
+    "every": _every,
+    "alike": _alike,
+    "blocks": _blocks,
+    "ratios": _ratios,
+}
 
 
 def _by_window(settings: ModelConfig, layers: int) -> tuple[str, ...]:
@@ -266,14 +303,22 @@ def _by_window(settings: ModelConfig, layers: int) -> tuple[str, ...]:
     context = settings.whole("max_position_embeddings", high=_MAX_WINDOW, default=_MAX_WINDOW)
     if not window or window >= context or not settings.flag("use_sliding_window", default=True):
         return ("full",) * layers
-    default = _DEFAULT_PATTERN.get(settings.text("model_type").casefold(), 0)
+    model = settings.text("model_type").casefold()
     pattern = settings.whole(
-        "sliding_window_pattern", "_sliding_window_pattern", low=0, high=layers, default=default
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+        low=0,
+        high=layers,
+        default=_DEFAULT_PATTERN.get(model, 0),
     )
     # Qwen 2: layers from here on slide.
     above = settings.whole("max_window_layers", low=0, default=0)
-    full = layers // pattern if pattern else min(above, layers)
-    return ("full",) * full + ("sliding",) * (layers - full)
+    if pattern:
+        full = layers // pattern
+    else:
+        full = min(above, layers)
+    sliding = layers - full
+    return ("full",) * full + ("sliding",) * sliding
 
 
 # Blocks of a model that a search has shortened
@@ -295,27 +340,28 @@ def blocks_of(settings: ModelConfig, layers: int) -> tuple[LayerBlock, ...]:
     blocks: Sequence[Any] = settings.list_of("block_configs", layers) or ()
     heads = settings.whole("num_attention_heads")
     hidden = settings.whole("hidden_size")
-    return tuple(
-        _block(settings, place, block, heads, hidden) for place, block in enumerate(blocks)
-    )
+    layer_blocks = []
+    for place, block in enumerate(blocks):
+        layer_block = _block(settings, place, block, heads, hidden)
+        layer_blocks.append(layer_block)
+    return tuple(layer_blocks)
 
 
 def _block(settings: ModelConfig, place: int, block: Any, heads: int, hidden: int) -> LayerBlock:
+    name = f"block_configs.{place}"
     entries = []
     if isinstance(block, Mapping):
-        entries = [block.get(name) for name in ("attention", "ffn")]
-    halves = [
-        _half(settings, f"block_configs.{place}.", half)
-        for half in entries
-        if isinstance(half, Mapping)
-    ]
+        entries = [block.get("attention"), block.get("ffn")]
+    halves = [_half(settings, f"{name}.", half) for half in entries if isinstance(half, Mapping)]
     if len(halves) != 2:
-        raise settings.wrong(f"block_configs.{place}", block, "a table with `attention` and `ffn`")
+        raise settings.wrong(name, block, "a table with `attention` and `ffn`")
     attention, mlp = halves
     kv_heads = _kv_heads(attention, heads)
     width = 0
     if not _is_left_out(mlp):
-        width = mlp.whole("intermediate_size", default=0) or _multiplied(mlp, hidden)
+        width = mlp.whole("intermediate_size", default=0)
+        if not width:
+            width = _multiplied(mlp, hidden)
     return LayerBlock(
         kv_heads=kv_heads,
         width=width,
@@ -356,4 +402,6 @@ def _multiplied(mlp: ModelConfig, hidden: int) -> int:
     is_number = isinstance(multiple, int | float) and not isinstance(multiple, bool)
     if not is_number or not 0 < multiple < 64:
         raise mlp.wrong("ffn_mult", multiple, "a number from 0 to 64")
-    return -(-int(2 * multiple * hidden / 3) // 256) * 256
+    two_thirds = int(2 * multiple * hidden / 3)
+    rest = -two_thirds % 256
+    return two_thirds + rest
