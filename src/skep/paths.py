@@ -66,7 +66,8 @@ def user_paths(env: Mapping[str, str]) -> Paths:
     ).hexdigest()[:8]
     runtime = Path(env.get("XDG_RUNTIME_DIR") or "/nonexistent") / f"skep-{mark}"
     if not runtime.parent.is_dir() or len(os.fsencode(runtime / "control.sock")) > MAX_SOCKET_PATH:
-        runtime = Path(f"/tmp/skep-{os.getuid()}-{mark}")  # noqa: S108 - made private and checked by `make_runtime`
+        # `make_runtime` makes it private and checks that it is.
+        runtime = Path(f"/tmp/skep-{os.getuid()}-{mark}")  # noqa: S108
     return Paths(**folders, runtime=runtime)
 
 

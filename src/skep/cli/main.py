@@ -24,7 +24,9 @@ def _read_toml(name: str) -> dict[str, Any]:
     """Return a file of this folder; `importlib.resources` and `pathlib` would take longer to
     load.
     """
-    with open(os.path.join(os.path.dirname(__file__), name), "rb") as file:  # noqa: PTH118, PTH120, PTH123
+    folder = os.path.dirname(__file__)  # noqa: PTH120
+    path = os.path.join(folder, name)  # noqa: PTH118
+    with open(path, "rb") as file:  # noqa: PTH123
         return tomllib.load(file)
 
 

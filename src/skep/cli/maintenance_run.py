@@ -183,8 +183,10 @@ def store_info(*, as_json: bool) -> None:
     document: dict[str, Any] = {"path": str(path), "bytes": 0, **dict.fromkeys(tables, 0)}
     if path.exists():
         with open_store(path, read_only=True) as store:
-            counts = {name: store.read(f"SELECT count(*) FROM {name}")[0][0] for name in tables}  # noqa: S608
-            document |= {"bytes": store.size_bytes(), **counts}
+            document["bytes"] = store.size_bytes()
+            for name in tables:
+                (row,) = store.read(f"SELECT count(*) FROM {name}")  # noqa: S608
+                document[name] = row[0]
     if as_json:
         print_json(document)
         return

@@ -89,8 +89,11 @@ def command(
             overwrite = Annotated[
                 bool, option(f"Replace the {named} file if it exists.", "--overwrite")
             ]
-            params.append(_parameter("overwrite", overwrite, default=False))
-            params[-1].panel = getattr(next(iter(files.values())), "panel", None)  # type: ignore[attr-defined]
+            parameter = _parameter("overwrite", overwrite, default=False)
+            first_file, *_ = files.values()
+            panel = getattr(first_file, "panel", None)
+            parameter.panel = panel  # type: ignore[attr-defined]
+            params.append(parameter)
 
         def run(**given: Any) -> Any:
             for key in files.keys() & {key for key, value in given.items() if value is not None}:
@@ -250,7 +253,11 @@ class PlainGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ["--help"])
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
         lines = [
             (name, (command.help or "").split(". ")[0].split("\n\n")[0])
             for name, command in self.commands.items()
@@ -314,7 +321,12 @@ class PlainCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def group(name: str, help: str, *, default: str | None = None) -> click.Group:  # noqa: A002 - as click calls it
+def group(
+    name: str,
+    help: str,  # noqa: A002 - as click calls it
+    *,
+    default: str | None = None,
+) -> click.Group:
     """Return a group of commands. `default`: the command that is meant where none is named."""
     if default is None:
         part = PlainGroup(name, help=help)

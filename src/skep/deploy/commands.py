@@ -149,9 +149,10 @@ def command_lines(
         return ()  # engines find each other over a network in ways of their own
     adapter = adapter_of(setup.engine, rig.cards[0].vendor)
     lines = []
-    for launch in launches_of(setup, rig, checkpoint=checkpoint, order=order):
+    for planned in launches_of(setup, rig, checkpoint=checkpoint, order=order):
+        launch = planned
         if preset is not None:
-            launch = replace(launch, options=preset.options, extra=preset.extra, env=preset.env)  # noqa: PLW2901
+            launch = replace(launch, options=preset.options, extra=preset.extra, env=preset.env)
         typed_variables = {
             name: value
             for name, value in adapter.environment(launch).items()

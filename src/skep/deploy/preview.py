@@ -67,7 +67,8 @@ def _weights_shown(serve: Serve, paths: Paths) -> dict[str, Any]:
             "bytes": None,
             "free_bytes": None,
         }
-    if serve.engine in NO_WEIGHTS or os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
+    path = os.path.expanduser(named)  # noqa: PTH111
+    if serve.engine in NO_WEIGHTS or os.path.exists(path):  # noqa: PTH110
         return {"source": named, "there": True, "bytes": None, "free_bytes": None}
     source = parse_hub_source(named)
     if source is None:

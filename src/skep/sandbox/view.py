@@ -14,7 +14,8 @@ FOLDER = f"{BOX}/work"
 UID = 1000  # inside; whom it stands for outside is the launcher's business
 SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 EXTRA = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
-WRITABLE = {"/tmp": f"{BOX}/tmp", "/dev/shm": f"{BOX}/shm"}  # noqa: S108 - inside; both count against the box's size
+# Both count against the size of the box.
+WRITABLE = {"/tmp": f"{BOX}/tmp", "/dev/shm": f"{BOX}/shm"}  # noqa: S108 - inside
 LINKS = {
     **WRITABLE,
     "/dev/fd": "/proc/self/fd",

@@ -201,9 +201,9 @@ def _statement(
     else:
         record_columns = tuple(name for name in columns(kind) if name not in extra_columns)
     names = (*record_columns, *extra_columns)
-    sql = (
-        f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) {clash}"  # noqa: S608
-    )
+    listed = ", ".join(names)
+    marks = ", ".join("?" * len(names))
+    sql = f"INSERT INTO {table} ({listed}) VALUES ({marks}) {clash}"  # noqa: S608
     return sql, _values_of(kind, extra_columns) if record_columns else lambda _: []
 
 
@@ -414,10 +414,11 @@ class NamedRows(msgspec.Struct, frozen=True):
             ).fetchall()
             for row in rows:
                 check(row)
-            for table, key in (*((part, self.key) for part in self.parts), (self.table, "id")):
-                connection.execute(
-                    f"DELETE FROM {table} WHERE {key} IN (SELECT run_id FROM deleting)"  # noqa: S608
-                )
+            keys = [*((part, self.key) for part in self.parts), (self.table, "id")]
+            deleting = "SELECT run_id FROM deleting"
+            for table, key in keys:
+                sql = f"DELETE FROM {table} WHERE {key} IN ({deleting})"  # noqa: S608
+                connection.execute(sql)
             connection.execute("DELETE FROM deleting")
         return len(rows)
 

@@ -133,7 +133,8 @@ class ProcessGuard:
             pass_fds=[report_fd],
             env={**os.environ, MARK: self._mark},
             process_group=0,
-            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - it has one thread
+            # The guard has one thread.
+            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
         )
 
     def _read_link(self, _fd: int) -> None:

@@ -205,7 +205,8 @@ def pull(
     hub_source = parse_hub_source(source)
     file = os.path.expanduser(source)  # noqa: PTH111 - leaves `~nobody` as it is
     is_path = source.lower().endswith(".gguf") or source.startswith(("/", "./", "../", "~"))
-    if (source.strip() and os.path.exists(file)) or (is_path and hub_source is None):  # noqa: PTH110 - never raises
+    is_here = bool(source.strip()) and os.path.exists(file)  # noqa: PTH110 - never raises
+    if is_here or (is_path and hub_source is None):
         path = Path(file)
         return PulledModel(
             path.stem, path.absolute(), None, check_file(path).file_bytes, already_there=True

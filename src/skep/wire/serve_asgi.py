@@ -84,7 +84,8 @@ class AsgiServer(uvicorn.Server):
         self._on_end()
         await super().shutdown(sockets)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+    # uvicorn passes both arguments.
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """End the server; unlike uvicorn's own, this raises no signal again, so that the command
         ends with 0.
         """
@@ -144,7 +145,10 @@ class LimitedConnection(H11Protocol):
         self._looks_at_body = 0
         self.waiting_since = 0.0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+    def connection_made(
+        self,
+        transport: asyncio.Transport,  # type: ignore[override] # as uvicorn has it
+    ) -> None:
         super().connection_made(transport)
         self.waiting_since = time.monotonic()
         if len(self.connections) > self.max_connections:

@@ -180,7 +180,8 @@ def _object(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"it is not JSON: {str(error)[:100]}") from None
     if not isinstance(given, dict):
-        raise ValueError(f"it is not a JSON object: `{short(given)}`")  # noqa: TRY004 - about what a user wrote
+        # What a user wrote is at fault, not a type of the program.
+        raise ValueError(f"it is not a JSON object: `{short(given)}`")  # noqa: TRY004
     return {field: value for field, value in given.items() if value is not None}
 
 
