@@ -32,8 +32,12 @@ def bare_path(path, folder, hidden=UNASKED):
 
 
 def may_look_into(name):
-    """A PATH of another user may name folders of that user's."""
-    return os.path.isdir(name) and os.access(name, os.R_OK | os.X_OK)  # noqa: PTH112 - Path.is_dir raises where it may not look
+    """Return whether this user can read the folder: a PATH of another user may name folders of
+    that user's.
+    """
+    # Path.is_dir raises where it may not look.
+    is_folder = os.path.isdir(name)  # noqa: PTH112
+    return is_folder and os.access(name, os.R_OK | os.X_OK)
 
 
 def linked_without(hidden, place, folder):

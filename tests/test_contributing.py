@@ -99,10 +99,10 @@ def test_a_new_engine_is_listed_and_started_with_its_own_flags(with_diff, tmp_pa
         8192,
         "--dry-run",
     )
-    line = f"{trtllm} serve Qwen/Qwen3-8B --served_model_name Qwen/Qwen3-8B --host 127.0.0.1 --port PORT"
-    assert f"{line} --max_batch_size 4 --max_seq_len 8192 --tp_size 1" in skep(
-        "up", "Qwen/Qwen3-8B", *words
-    )
+    model = "Qwen/Qwen3-8B"
+    served = f"serve {model} --served_model_name {model} --host 127.0.0.1 --port PORT"
+    limits = "--max_batch_size 4 --max_seq_len 8192 --tp_size 1"
+    assert f"{trtllm} {served} {limits}" in skep("up", model, *words)
 
 
 @pytest.mark.needs("git")

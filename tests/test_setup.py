@@ -116,7 +116,7 @@ def test_an_installation_that_fails_stops_nothing_and_the_next_is_tried(machine)
     assert machine.calls("apt-get")[-1].endswith(" chromium")
 
 
-def test_lists_that_cannot_be_updated_do_not_keep_what_they_have_from_being_installed(machine):
+def test_programs_are_installed_from_lists_that_could_not_be_updated(machine):
     """Without a network, or with a repository of others that is gone, apt's update fails."""
     machine.be_root(yes=True)
     machine.have("apt-get", 'case "$*" in *update) exit 100;; esac')
@@ -168,9 +168,7 @@ def test_a_python_that_is_not_there_has_nothing_installed_for_it(machine, tmp_pa
     assert done.stderr == ""
 
 
-def test_tests_of_missing_programs_are_left_out_and_the_last_lines_say_how_to_install_them(
-    machine,
-):
+def test_tests_of_missing_programs_are_left_out_and_how_to_install_them_is_said(machine):
     machine.have("apt")
     done = machine.run(
         sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "needs", *NEEDING

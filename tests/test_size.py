@@ -20,19 +20,21 @@ RATCHET = "run `python scripts/size.py --ratchet`"
 # nothing, `log_line` does.
 METAPHORS = set(
     """
-    aims aloud annex appetite book chronicle climb climbing company courier couriers crew crowd dialect discretion
-    door doors dormancy dormant embassy envoy errand errands foresight frontdoor ground guest guests headwatch hearsay
-    homenode house housing leap leaps letter lodger lodging mishap mishaps nodelife otherdoors patience peek pulse purse
-    putback remains renewals resident roster seat sitting spoken stations station strand strands surplus surveying
-    surveyor suspicion tally telling tenure terrain tryout upkeep veil verbs versus warden wishes
+    aims aloud annex appetite book chronicle climb climbing company courier couriers crew crowd
+    dialect discretion door doors dormancy dormant embassy envoy errand errands foresight
+    frontdoor ground guest guests headwatch hearsay homenode house housing leap leaps letter
+    lodger lodging mishap mishaps nodelife otherdoors patience peek pulse purse putback remains
+    renewals resident roster seat sitting spoken stations station strand strands surplus
+    surveying surveyor suspicion tally telling tenure terrain tryout upkeep veil verbs versus
+    warden wishes
     """.split()  # noqa: SIM905 - a list of words is read more easily
 )
 RIDDLES = set(
     """
-    again asked box cell checkup course desk dividing foreign found front given hearing here homes
-    hosted keeping leaving line looking looks memo noted opening orders passive place places plots post
-    remaking roll room rooms said sentences shift shown spreading standing stay talk timebase told turns
-    wanted wants watched word work
+    again asked box cell checkup course desk dividing foreign found front given hearing here
+    homes hosted keeping leaving line looking looks memo noted opening orders passive place
+    places plots post remaking roll room rooms said sentences shift shown spreading standing stay
+    talk timebase told turns wanted wants watched word work
     """.split()  # noqa: SIM905 - a list of words is read more easily
 )
 

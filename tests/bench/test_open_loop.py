@@ -169,7 +169,8 @@ async def test_a_run_that_raises_keeps_its_rows_and_the_reason(store):
             writing.add_row(row(0))
             raise ExceptionGroup("several", [ValueError("the first"), ValueError("the second")])
     assert stored(store) == (RunState.FAILED, "the first", 1)
-    with pytest.raises(StoreError, match=("does not take this row")):  # noqa: PT012 - the run itself raises
+    # The run itself raises.
+    with pytest.raises(StoreError, match="does not take this row"):  # noqa: PT012
         async with recording(store) as writing:
             writing.add_row(row(0))
             writing.add_row(row(0))

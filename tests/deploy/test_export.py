@@ -25,9 +25,32 @@ from skep.deploy.export import (
 )
 from skep.errors import UserError
 
-NASTY = ["a b", "it's", '"quoted"', "$HOME", "`id`", "100%", "%h", "back\\slash", "two\nlines", "tab\there", "ümlaut",
-         ("; rm -rf "
-"x"), "#no", "${X}", "$(id)", "", "\\", "a=b", "{}", "*", "!", "~", "-x", "日本\u2028x"]  # fmt: skip
+NASTY = [
+    "a b",
+    "it's",
+    '"quoted"',
+    "$HOME",
+    "`id`",
+    "100%",
+    "%h",
+    "back\\slash",
+    "two\nlines",
+    "tab\there",
+    "ümlaut",
+    "; rm -rf x",
+    "#no",
+    "${X}",
+    "$(id)",
+    "",
+    "\\",
+    "a=b",
+    "{}",
+    "*",
+    "!",
+    "~",
+    "-x",
+    "日本\u2028x",
+]
 PLAIN = Preset(
     name="mine",
     title="Mine",

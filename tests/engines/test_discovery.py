@@ -119,13 +119,17 @@ LLAMA_HELP = """\
 ----- common params -----
 
 -h,    --help, --usage                  print usage and exit
--fa,   --flash-attn [on|off|auto]       set Flash Attention use ('on', 'off', or 'auto', default: 'auto')
---slots, --no-slots                     expose slots monitoring endpoint, see --props (default: enabled)
+-fa,   --flash-attn [on|off|auto]       set Flash Attention use \
+('on', 'off', or 'auto', default: 'auto')
+--slots, --no-slots                     expose slots monitoring endpoint, \
+see --props (default: enabled)
 -sm,   --split-mode {none,layer,row,tensor}
-                                        how to split the model across multiple GPUs, see --tensor-split-not-listed
+                                        how to split the model across multiple GPUs, \
+see --tensor-split-not-listed
 --draft, --draft-n, --draft-max N       the argument has been removed. use --spec-draft-n-max or
                                         --spec-ngram-mod-n-max
---spec-draft-n-max N                    number of tokens to draft for speculative decoding (default: 3)
+--spec-draft-n-max N                    number of tokens to draft \
+for speculative decoding (default: 3)
 """
 
 

@@ -61,8 +61,10 @@ def body_alone(task):
 
 
 def without_imports(task):
-    """As models do: the function again, what stood above it left out."""
-    return f"```python\n{task.prompt[task.prompt.index(f'def {task.entry_point}') :]}{task.canonical_solution}```"
+    """Return the function again without what stood above it, as models answer."""
+    begin = task.prompt.index(f"def {task.entry_point}")
+    head = task.prompt[begin:]
+    return f"```python\n{head}{task.canonical_solution}```"
 
 
 def test_there_are_164_tasks(bank):

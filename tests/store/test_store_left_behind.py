@@ -149,10 +149,8 @@ def test_a_file_of_a_newer_skep_is_refused_with_both_versions(tmp_path, read_onl
     with pytest.raises(StoreError) as caught:
         open_store(path, read_only=read_only)
     newest_version = len(MIGRATIONS)
-    assert (
-        str(caught.value)
-        == f"`{path}` was written by a newer skep (schema {newest_version + 1}, this one knows {newest_version})"
-    )
+    versions = f"schema {newest_version + 1}, this one knows {newest_version}"
+    assert str(caught.value) == f"`{path}` was written by a newer skep ({versions})"
     assert caught.value.hint == "upgrade skep, or name another file"
 
 
