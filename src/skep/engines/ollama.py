@@ -60,7 +60,11 @@ class Ollama(Adapter):
             hint = f"run `ollama pull {launch.model}`; {elsewhere}"
             raise UserError(f"`{launch.model}` is not in Ollama's store {store}", hint=hint)
 
-    def arguments(self, launch: Launch, known_flags: KnownFlags = None) -> list[str]:  # noqa: ARG002
+    def arguments(
+        self,
+        launch: Launch,  # noqa: ARG002
+        known_flags: KnownFlags = None,  # noqa: ARG002
+    ) -> list[str]:
         """Return no words: Ollama is told everything by variables."""
         return []
 
