@@ -16,6 +16,7 @@ from skep.gateway.request_log import MAX_TEXT, RequestLog, quoted, request_line
 from skep.store.database import gateway_values, open_store
 from skep.store.records import GatewayRequest
 
+FIELDS = GatewayRequest.__struct_fields__
 ROW = GatewayRequest(
     id="k3xq9a-1",
     arrived_at=1_794_752_553.25,
@@ -37,8 +38,16 @@ ROW = GatewayRequest(
     output_tokens=100,
     request_bytes=512,
     response_bytes=4096,
+    session="0a1b2c3d",
+    conversation="4e5f6071",
+    turn=2,
+    pause_s=1.5,
+    tool_call=True,
+    cold="changed",
+    cold_at=12,
+    possible_tokens=18,
 )
-FIELDS = GatewayRequest.__struct_fields__
+OF_SESSION = FIELDS[-8:]
 NASTY = [
     "two words", 'a"b', ("a\nrequest.done "
 "id=forged"), "a\r\x1b[2J\x00\x7f", "a=b", "", "\u2028\u0085", "modèle",
@@ -106,12 +115,20 @@ def test_a_line_tells_all_there_is_to_tell_and_leaves_out_what_is_not_known():
         " flow=agent-7 replica=r0 attempts=1 outcome=answered status=200 streamed=1"
         " queued_s=0.412 first_byte_s=0.180 ended_s=3.204"
         " prompt_tokens=20 cached_tokens=16 output_tokens=100 request_bytes=512 "
-        "response_bytes=4096\n"
+        "response_bytes=4096"
+        " session=0a1b2c3d conversation=4e5f6071 turn=2 pause_s=1.500 tool_call=1 cold=changed"
+        " cold_at=12 possible_tokens=18\n"
     )
     optional = ("model", "flow", "replica", "status", "queued_s", "first_byte_s")
     unknown = dict.fromkeys((*optional, "prompt_tokens", "cached_tokens", "output_tokens"))
     assert request_line(
-        values(**unknown, outcome="refused", code="queue_full", streamed=False)
+        values(
+            **unknown,
+            **dict.fromkeys(OF_SESSION),
+            outcome="refused",
+            code="queue_full",
+            streamed=False,
+        )
     ) == (
         "request.done id=k3xq9a-1 at=2026-11-15T14:22:33.250Z path=/v1/chat/completions "
         "priority=normal"

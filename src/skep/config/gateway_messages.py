@@ -121,6 +121,23 @@ class ReplicaFigures(Struct, frozen=True):
     simulated: bool = False
 
 
+class SessionFigures(Struct, frozen=True):
+    """An agent's session, of one model: what its turns add up to, and where it stands."""
+
+    session: str  # a digest
+    model: str
+    replica: str | None  # of its last turn
+    conversations: int  # its own and those of its sub-agents
+    turns: int
+    prompt_tokens: int | None  # of its last turn
+    hit_rate: float | None  # of the prompt tokens; None: no engine said
+    possible_rate: float | None  # what the cache could have held of them
+    cold: Mapping[str, int]  # turns, by reason
+    pause_s: float | None  # between two turns, the median
+    first_at: float  # unix time
+    last_at: float
+
+
 class GatewayStatus(Struct, frozen=True):
     """The gateway as it is.
 
@@ -184,6 +201,10 @@ class AskStatus(Struct, frozen=True, tag_field="op", tag="status"):
     id: int = 0
 
 
+class AskSessions(Struct, frozen=True, tag_field="op", tag="sessions"):
+    id: int = 0
+
+
 class AskAlive(Struct, frozen=True, tag_field="op", tag="alive"):
     """Asked a few times a second, and answered at once."""
 
@@ -204,7 +225,9 @@ class Exit(Struct, frozen=True, tag_field="op", tag="exit"):
     pass
 
 
-ToGateway = GatewaySetup | ReplicaTable | LoadFailed | AskStatus | AskAlive | AskDrain | Exit
+ToGateway = (
+    GatewaySetup | ReplicaTable | LoadFailed | AskStatus | AskSessions | AskAlive | AskDrain | Exit
+)
 
 
 # From the gateway
@@ -229,9 +252,14 @@ class StatusAnswer(Struct, frozen=True, tag_field="event", tag="status"):
     status: GatewayStatus
 
 
+class SessionsAnswer(Struct, frozen=True, tag_field="event", tag="sessions"):
+    id: int
+    sessions: list[SessionFigures]
+
+
 class Drained(Struct, frozen=True, tag_field="event", tag="drained"):
     id: int
     left: int  # requests that were under way when the time was over
 
 
-FromGateway = Listening | ModelWanted | Alive | StatusAnswer | Drained
+FromGateway = Listening | ModelWanted | Alive | StatusAnswer | SessionsAnswer | Drained

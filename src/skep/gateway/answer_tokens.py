@@ -18,6 +18,14 @@ _ENDING_BYTES = 1 << 20  # of an answer's end that are looked at
 _LINES = 128
 _DECODED = 6
 _TELLS = re.compile(rb'"timings"|"usage"\s*+:(?!\s*+null)')
+# What ends in the call of a tool, in the words of the three dialects. No text can forge it: its
+# quotes have backslashes before them.
+_TOOL_WORDS = (b'tool_calls"', b'tool_use"', b'_call"')
+_TOOL_CALL = re.compile(
+    rb'"(?:finish_reason|stop_reason)"\s*+:\s*+"(?:tool_calls|tool_use|function_call)"'
+    rb'|"type"\s*+:\s*+"(?:function_call|custom_tool_call|local_shell_call)"'
+)
+_TOOL_BYTES = 65_536  # of an answer's end that are searched for it
 _COUNTS = (b'"usage"', b'"timings"', b'"prompt_eval_count"', b'"eval_count"')
 
 
@@ -93,6 +101,14 @@ def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
     if report is not None:
         return _tokens(report)
     return UNKNOWN
+
+
+def ends_in_tool_call(last: Iterable[bytes]) -> bool:
+    """Return whether an answer ends in the call of a tool, by its last pieces."""
+    text = b"".join(last)[-_TOOL_BYTES:]
+    if not any(word in text for word in _TOOL_WORDS):
+        return False
+    return _TOOL_CALL.search(text) is not None
 
 
 def _of_stream(first: bytes, text: bytes) -> Tokens:

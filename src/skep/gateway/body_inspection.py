@@ -88,17 +88,25 @@ class BodySummary(msgspec.Struct, frozen=True):
     session: int | None = None
 
 
+NOTHING_READ = BodySummary(None)
+
+
 class NotAnObject(ValueError):
     """The body is not a JSON object, or its `model` is not a string."""
 
 
-class _RequestBody(msgspec.Struct):
-    model: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)] | None = None
+class PromptFields(msgspec.Struct):
+    """What a model is to read, in a body of any dialect."""
+
     messages: msgspec.Raw = msgspec.Raw(b"")
     system: msgspec.Raw = msgspec.Raw(b"")
     instructions: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _RequestBody(PromptFields):
+    model: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)] | None = None
     prompt_cache_key: msgspec.Raw = msgspec.Raw(b"")
     metadata: msgspec.Raw = msgspec.Raw(b"")
 
@@ -126,7 +134,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True) -> BodySummary:
     """Return what a body says. Raises NotAnObject.
 
-    `conversation`: its digest too, which has no use where one replica serves the model. `session`:
+    `conversation`: its digest too, which few need where one replica serves the model. `session`:
     the name of its session too, which a header may have told already.
     """
     if len(body) > DECODE_BYTES:
@@ -139,11 +147,10 @@ def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True
         if body.startswith(_BOM):
             return inspect_body(body[len(_BOM) :], conversation=conversation, session=session)
         raise NotAnObject(str(error)) from None
-    return BodySummary(
-        fields.model,
-        conversation=_conversation(fields) if conversation else None,
-        session=_session_of_fields(fields) if session else None,
-    )
+    name = _session_of_fields(fields) if session else None
+    begins = conversation or name is not None
+    digest = conversation_of(fields) if begins else None
+    return BodySummary(fields.model, conversation=digest, session=name)
 
 
 def _session_of_fields(fields: _RequestBody) -> int | None:
@@ -300,7 +307,7 @@ def _model_of_ends(
 
 
 def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:
-    """Return the digest that `_conversation` gives, of OpenAI's `messages` that begin with the
+    """Return the digest that `conversation_of` gives, of OpenAI's `messages` that begin with the
     system's. Other bodies may have the system's words in a field anywhere: None, or a `guess` that
     they have not.
     """
@@ -319,7 +326,7 @@ def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int |
     return _digest_at(body, start, user, 0)
 
 
-def _conversation(fields: _RequestBody) -> int | None:
+def conversation_of(fields: PromptFields) -> int | None:
     """Return a digest of everything up to and including the (beginning of the) first user message.
 
     System prompts are shared by many agents, so they alone do not tell a conversation. The digest

@@ -168,6 +168,8 @@ def fill_gauges(
 
 
 DRAIN_POLL_S = 0.02
+MOST_SESSIONS = 500  # that are told
+QUESTIONS = messages.AskStatus | messages.AskSessions  # that no worker is asked
 PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
 HTML = (b"content-type", b"text/html; charset=utf-8")
 NO_SCRIPT = (
@@ -384,7 +386,7 @@ class Gateway:
                 if isinstance(message, messages.AskAlive):
                     link.send(messages.Alive(message.id))
                     continue
-                if self.workers is not None and not isinstance(message, messages.AskStatus):
+                if self.workers is not None and not isinstance(message, QUESTIONS):
                     # First: what is decided below is about what they then know.
                     self.workers.order(message)
                 match message:
@@ -397,15 +399,26 @@ class Gateway:
                         self.proxy.carry_out(
                             self.proxy.admission.set_limits(message.limits, time.monotonic())
                         )
-                    case messages.AskStatus(number):
-                        tasks.create_task(self._tell_status(link, number))
+                    case messages.AskStatus() | messages.AskSessions():
+                        tasks.create_task(self._answer_question(link, message))
                     case messages.AskDrain():
                         drains.append(tasks.create_task(self._drain(link, message)))
             for drain in drains:
                 drain.cancel()
 
-    async def _tell_status(self, link: JsonPipe[messages.ToGateway], number: int) -> None:
+    async def _answer_question(
+        self,
+        link: JsonPipe[messages.ToGateway],
+        question: messages.AskStatus | messages.AskSessions,
+    ) -> None:
         await self._settle()
+        if isinstance(question, messages.AskSessions):
+            sessions = self.accounts.sessions.figures(MOST_SESSIONS)
+            link.send(messages.SessionsAnswer(question.id, sessions))
+        else:
+            link.send(messages.StatusAnswer(question.id, self._status()))
+
+    def _status(self) -> messages.GatewayStatus:
         events = Counter[str]()
         if self.workers is not None:
             for worker in self.workers.running:
@@ -417,7 +430,7 @@ class Gateway:
                 workers=len(self.workers.running),
                 silent_workers=self.workers.silent,
             )
-        link.send(messages.StatusAnswer(number, status))
+        return status
 
     async def _drain(self, link: JsonPipe[messages.ToGateway], message: messages.AskDrain) -> None:
         admission = self.proxy.admission

@@ -12,8 +12,8 @@ from typing import Protocol
 from skep.config.gateway_messages import ReplicaSpec, Timeouts
 from skep.gateway.admission import Admission
 from skep.gateway.admission_messages import Action, Event, Forward, Reject
-from skep.gateway.answer_tokens import UNKNOWN, Tokens, tokens_of
-from skep.gateway.body_inspection import wants_stream
+from skep.gateway.answer_tokens import UNKNOWN, Tokens, ends_in_tool_call, tokens_of
+from skep.gateway.body_inspection import NOTHING_READ, BodySummary, wants_stream
 from skep.gateway.context_errors import CODE as CONTEXT_EXCEEDED
 from skep.gateway.context_errors import STATUS as CONTEXT_STATUS
 from skep.gateway.context_errors import STATUSES as CONTEXT_STATUSES
@@ -26,6 +26,7 @@ from skep.gateway.error_format import (
     retry_headers,
     speaks_anthropic,
 )
+from skep.gateway.prompt_sketch import SKETCHED_BYTES, PromptLook, look_at_prompt
 from skep.gateway.request_policy import (
     COMMENT_PATHS,
     CONTEXT_PATHS,
@@ -33,6 +34,8 @@ from skep.gateway.request_policy import (
     STREAM_PATHS,
     RequestPlan,
 )
+from skep.gateway.session_names import conversation_in
+from skep.gateway.sessions import RequestSession
 from skep.gateway.unloaded_models import UnloadedModels
 from skep.wire.client import Call, Pool, WireFailure
 from skep.wire.heads import (
@@ -110,6 +113,9 @@ class Exchange:
     _held: ResponseHead | None = None
     _streams: bool | None = None  # its client wants a stream of events; None: nobody has looked
     flow = ""  # whose turn it took
+    body_summary: BodySummary = NOTHING_READ
+    _unsketched = b""  # the body, from when it was sent until somebody has time for a look at it
+    _prompt: PromptLook | None = None
     _call: Call | None = None
     _attempt: Forward | None = None
     _resumed_at = 0.0
@@ -172,6 +178,8 @@ class Exchange:
         call = pool.send(head, self, body, None if self.is_commenting else self._on_whole)
         if self._attempt is action:  # it may have failed at once
             self._call = call
+        if len(body) >= SKETCHED_BYTES:
+            self._unsketched = body
 
     def reject(self, action: Reject) -> None:
         models = self._proxy.admission.models
@@ -567,16 +575,55 @@ class Exchange:
             return UNKNOWN
         if not self._tail and not self._whole:
             return UNKNOWN
+        return tokens_of(self._first or self._whole, self._last_pieces(), streamed=self.streamed)
+
+    def _last_pieces(self) -> list[bytes]:
         if self._whole:
-            return tokens_of(self._whole, [self._whole], streamed=self.streamed)
-        last = [
+            return [self._whole]
+        return [
             piece[0] if isinstance(piece, tuple) else strip_chunk_headers(piece)
             for piece in self._tail
         ]
-        return tokens_of(self._first, last, streamed=self.streamed)
+
+    def sketch_prompt(self) -> bool:
+        """Make the sketch of the prompt, and return whether there was one to be made. Called when
+        the request is on its way: it takes up to some milliseconds.
+        """
+        body = self._unsketched
+        if not body:
+            return False
+        self._unsketched = b""
+        if self.leased and self.plan.path in STREAM_PATHS:
+            self._prompt = look_at_prompt(body)
+        return True
+
+    def session(self, tokens: Tokens) -> RequestSession | None:
+        """Return which session the request belongs to, and what it adds to it; None: to none."""
+        plan = self.plan
+        summary = self.body_summary
+        self.sketch_prompt()
+        prompt = self._prompt
+        name = plan.session if plan.session is not None else summary.session
+        beginning = summary.conversation
+        if beginning is None and prompt is not None:
+            beginning = prompt.conversation
+        conversation = conversation_in(name, plan.agent, beginning)
+        if conversation is None or not self.leased or plan.path not in STREAM_PATHS:
+            return None
+        calls_tool = None
+        if self.outcome == "answered" and self.status == 200:
+            calls_tool = ends_in_tool_call(self._last_pieces())
+        return RequestSession(
+            name if name is not None else conversation,
+            conversation,
+            prompt.sketch if prompt is not None else None,
+            calls_tool,
+            tokens.reasoning or 0,
+        )
 
     def forget(self) -> None:
         """Drop the pieces of the answer: it has been accounted for."""
+        self._unsketched = b""
         self._tail = _NOTHING
         self._whole = b""
         self._first = b""

@@ -23,6 +23,7 @@ from skep.gateway.admission import Admission
 from skep.gateway.admission_messages import Action, Arrival, Forward, Reject, RejectCode
 from skep.gateway.body_inspection import (
     LONG_BYTES,
+    NOTHING_READ,
     BodySummary,
     NotAnObject,
     fingerprint_of,
@@ -36,6 +37,7 @@ from skep.gateway.error_format import (
     limit_reached,
     no_such_path,
 )
+from skep.gateway.prompt_sketch import SKETCHED_BYTES
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.request_accounting import RequestAccounting
 from skep.gateway.request_policy import (
@@ -187,6 +189,7 @@ class Proxy:
             {spec.model for spec in specs if spec.own_engine} | {*dormant}
         )
         self._rules = object()
+        self.accounts.sessions.set_replicas(specs, time.monotonic())
         for model in self.unloaded.become(
             dormant, (spec.model for spec in specs if not spec.draining), models
         ):
@@ -234,7 +237,13 @@ class Proxy:
                     if exchange.heard_at > exchange.granted_at:
                         self.admission.heard(exchange.granted.replica, exchange.heard_at)
                     exchange.check_time(now)
+                if exchange.sketch_prompt():
+                    await asyncio.sleep(0)
+                    now = time.monotonic()
             self.retire_unused_pools()
+            for exchange in self.accounts.unsettled():
+                if exchange.sketch_prompt():
+                    await asyncio.sleep(0)
             while self.accounts.settle(LOOKED_AFTER_AT_ONCE):
                 await asyncio.sleep(0)
         except Exception as error:
@@ -408,6 +417,7 @@ class Proxy:
             self.charge(plan.key.name)
         request_id = self._new_id()
         exchange = Exchange(request_id, request, plan, model, body, self)
+        exchange.body_summary = body_summary
         self.exchanges[request_id] = exchange
         arrival = self._arrival(exchange, plan, body_summary)
         exchange.flow = arrival.flow
@@ -502,19 +512,28 @@ class Proxy:
 
     def _look(self, request: ServerRequest, plan: RequestPlan) -> BodySummary:
         if not request.body:
-            return BodySummary(None)
+            return NOTHING_READ
         if plan.form:
             return BodySummary(model_of_form(request.body))
         try:
             return inspect_body(
-                request.body, conversation=self._several, session=plan.session is None
+                request.body,
+                conversation=self._several or self._is_told_by_look(request, plan),
+                session=plan.session is None,
             )
         except NotAnObject as error:
             if not plan.may_be_other:
                 raise RequestRefused(
                     "bad_request", f"the body is not a JSON object with a `model`: {error}"
                 ) from None
-            return BodySummary(None)
+            return NOTHING_READ
+
+    def _is_told_by_look(self, request: ServerRequest, plan: RequestPlan) -> bool:
+        """Return whether the look at the body has to tell which conversation of its session a
+        request is: the later one at its prompt is for bodies of some size.
+        """
+        length = len(request.body)
+        return plan.session is not None and not SKETCHED_BYTES <= length <= LONG_BYTES
 
     def _model(
         self, body_summary: BodySummary, plan: RequestPlan, request: ServerRequest

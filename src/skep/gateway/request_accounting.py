@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from skep.config.keys import Priority
+from skep.gateway.answer_tokens import Tokens
 from skep.gateway.proxied_request import Exchange
-from skep.gateway.request_log import Row
+from skep.gateway.request_log import NO_SESSION, RequestColumns, Row, SessionColumns
+from skep.gateway.sessions import EndedTurn, RequestSession, Sessions
 from skep.stats.stream_tokens import TokensPerEvent
 from skep.wire.prometheus import Counter, Gauge, Histogram, Metric, metrics_text
 from skep.wire.server_request import ServerRequest
@@ -76,6 +78,16 @@ class Metrics:
         self.cached_tokens = Counter(
             "skep_cached_tokens_total", "Prompt tokens from a prefix cache.", by_replica
         )
+        self.possible_tokens = Counter(
+            "skep_possible_cached_tokens_total",
+            "Prompt tokens of sessions that a prefix cache could have held.",
+            by_replica,
+        )
+        self.cold_turns = Counter(
+            "skep_cold_turns_total",
+            "Turns of sessions whose prompt had to be read again, by reason.",
+            ("model", "replica", "reason"),
+        )
         self.output_tokens = Counter(
             "skep_output_tokens_total", "Output tokens, as engines report them.", by_replica
         )
@@ -127,6 +139,7 @@ class RequestAccounting:
         self.metrics = metrics
         self._keep = keep
         self._knows = knows
+        self.sessions = Sessions()
         self._unsettled: list[tuple[Exchange, float]] = []
         self.last_ended: dict[str, float] = {}  # by model: when its last answer ended
         self.tokens_per_event = defaultdict[str, TokensPerEvent](TokensPerEvent)  # by replica
@@ -144,9 +157,15 @@ class RequestAccounting:
         self._unsettled = self._unsettled[limit:] if limit else []
         wall = time.time() - time.monotonic()
         for exchange, now in unsettled:
-            self.account(row_of(exchange, now, wall), now, exchange.events, exchange.leased)
+            tokens = exchange.tokens()
+            row = row_of(exchange, tokens, now, wall)
+            session = exchange.session(tokens)
+            self.account(row, now, exchange.events, exchange.leased, session)
             exchange.forget()
         return bool(self._unsettled)
+
+    def unsettled(self) -> list[Exchange]:
+        return [exchange for exchange, _ in self._unsettled]
 
     def refused(self, request_id: str, request: ServerRequest, status: int, code: str) -> None:
         """Account for a request that came no further than the border."""
@@ -177,7 +196,14 @@ class RequestAccounting:
         )
         self.account(row, now, 0, leased=False)
 
-    def account(self, row: Row, now: float, events: int, leased: bool) -> None:
+    def account(
+        self,
+        row: RequestColumns,
+        now: float,
+        events: int,
+        leased: bool,
+        session: RequestSession | None = None,
+    ) -> None:
         """Count a request that ended `now`, and keep its row.
 
         Requests of strangers are only counted: their rows would fill the disk.
@@ -214,11 +240,48 @@ class RequestAccounting:
             metrics.ttft.observe(labels, first_byte_s)
             if leased:
                 self._count_tokens(labels, row, events, ended_s - first_byte_s)
+        session_columns = NO_SESSION
+        if session is not None:
+            session_columns = self._turn_of(session, row, labels, now)
         if code not in UNIDENTIFIED:
-            self._keep(row)
+            self._keep(row + session_columns)
+
+    def _turn_of(
+        self,
+        session: RequestSession,
+        row: RequestColumns,
+        labels: tuple[str, str, str],
+        now: float,
+    ) -> SessionColumns:
+        """Count the turn of a session that a request is, and return its columns."""
+        model, _priority, replica = labels
+        outcome, status = row[8:10]
+        if outcome != "answered" or status != 200 or replica == NO_REPLICA:
+            return self.sessions.failed(session)
+        arrived_at = row[1]
+        ended_s = row[14]
+        prompt, cached, output = row[15:18]
+        turn = EndedTurn(
+            model,
+            replica,
+            now - ended_s,
+            now,
+            arrived_at + ended_s,
+            prompt,
+            cached,
+            output,
+            session,
+        )
+        columns = self.sessions.ended(turn)
+        *_description, cold, _cold_at, possible = columns
+        if cold is not None:
+            self.metrics.cold_turns.add((model, replica, cold))
+        if possible is not None and cached is not None:
+            self.metrics.possible_tokens.add(labels, possible)
+        return columns
 
     def _count_tokens(
-        self, labels: tuple[str, str, str], row: Row, events: int, answering_s: float
+        self, labels: tuple[str, str, str], row: RequestColumns, events: int, answering_s: float
     ) -> None:
         """Count the tokens of an answer, which took `answering_s` after its first byte."""
         outcome, status, _code, streamed = row[8:12]
@@ -251,7 +314,7 @@ def unserved_row(
     status: int | None = None,
     code: str | None = None,
     ended_s: float = 0.0,
-) -> Row:
+) -> RequestColumns:
     """Return the row of a request that no replica had, and whose model nobody looked up."""
     no_tokens = (None, None, None)
     return (
@@ -276,7 +339,7 @@ def unserved_row(
     )
 
 
-def row_of(exchange: Exchange, now: float, wall: float) -> Row:
+def row_of(exchange: Exchange, tokens: Tokens, now: float, wall: float) -> RequestColumns:
     plan = exchange.plan
     granted = exchange.granted
     arrived_at = exchange.arrived_at
@@ -291,7 +354,6 @@ def row_of(exchange: Exchange, now: float, wall: float) -> Row:
         first_s = exchange.first_at - arrived_at
     else:
         first_s = None
-    tokens = exchange.tokens()
     return (
         exchange.id,
         wall + arrived_at,

@@ -21,9 +21,9 @@ from skep.files import RotatingLog
 from skep.store.database import GATEWAY_COLUMNS, Store, is_about_a_row, is_busy, open_store
 from skep.units import MIB
 
-# The fields of `records.GatewayRequest`, in its order. A plain tuple, as a NamedTuple takes three
-# times as long to make.
-Row = tuple[
+# The fields of `records.GatewayRequest`, in its order, up to what its session adds. A plain tuple,
+# as a NamedTuple takes three times as long to make.
+RequestColumns = tuple[
     str,  # id
     float,  # arrived_at
     str,  # path
@@ -45,6 +45,19 @@ Row = tuple[
     int,  # request_bytes
     int,  # response_bytes
 ]
+# And the rest of them.
+SessionColumns = tuple[
+    str | None,  # session
+    str | None,  # conversation
+    int | None,  # turn
+    float | None,  # pause_s
+    bool | None,  # tool_call
+    str | None,  # cold
+    int | None,  # cold_at
+    int | None,  # possible_tokens
+]
+Row = tuple[*RequestColumns, *SessionColumns]
+NO_SESSION: SessionColumns = (None,) * 8
 
 MAX_PENDING = 20_000
 RETRY_S = 30.0
@@ -310,6 +323,14 @@ def request_line(values: Row) -> str:
         output,
         bytes_in,
         bytes_out,
+        session,
+        conversation,
+        turn,
+        pause_s,
+        tool_call,
+        cold,
+        cold_at,
+        possible,
     ) = values
     second = int(at)
     return (
@@ -321,8 +342,20 @@ def request_line(values: Row) -> str:
         f"{'' if prompt is None else f' prompt_tokens={prompt:d}'}"
         f"{'' if cached is None else f' cached_tokens={cached:d}'}"
         f"{'' if output is None else f' output_tokens={output:d}'}"
-        f" request_bytes={bytes_in:d} response_bytes={bytes_out:d}\n"
+        f" request_bytes={bytes_in:d} response_bytes={bytes_out:d}"
+        f"{_text_of('session', session)}"
+        f"{_text_of('conversation', conversation)}"
+        f"{'' if turn is None else f' turn={turn:d}'}"
+        f"{'' if pause_s is None else f' pause_s={pause_s:.3f}'}"
+        f"{'' if tool_call is None else f' tool_call={tool_call:d}'}"
+        f"{_text_of('cold', cold)}"
+        f"{'' if cold_at is None else f' cold_at={cold_at:d}'}"
+        f"{'' if possible is None else f' possible_tokens={possible:d}'}\n"
     )
+
+
+def _text_of(name: str, text: str | None) -> str:
+    return "" if text is None else f" {name}={quoted(text)}"
 
 
 def quoted(text: str) -> str:

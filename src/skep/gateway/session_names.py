@@ -75,4 +75,9 @@ def session_flow(session: int) -> str:
     """Return the name of a session for fair shares and logs: never the name itself, which may hold
     an account's.
     """
-    return f"session:{session & 0xFFFFFFFF:08x}"
+    return f"session:{digest_text(session)}"
+
+
+def digest_text(digest: int) -> str:
+    """Return a session or a conversation as it is stored and told."""
+    return f"{digest & 0xFFFFFFFF:08x}"

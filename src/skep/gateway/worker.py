@@ -31,7 +31,8 @@ from skep.gateway.main import (
 from skep.gateway.proxied_request import NOT_HANDED_ON, Exchange
 from skep.gateway.proxy import TICK_S, Proxy
 from skep.gateway.request_accounting import Metrics, RequestAccounting
-from skep.gateway.request_log import Row
+from skep.gateway.request_log import RequestColumns
+from skep.gateway.sessions import RequestSession
 from skep.gateway.worker_messages import Happened, MessageSocket
 from skep.wire.client import Pool, WireFailure
 from skep.wire.heads import Origin, ResponseHead, lines_of
@@ -95,8 +96,15 @@ class RemoteAccounting(RequestAccounting):
         asyncio.get_running_loop().call_soon(self.settle)
         super().ended(exchange, now)
 
-    def account(self, row: Row, now: float, events: int, leased: bool) -> None:
-        self._link.send(messages.Accounted(row, now, events, leased))
+    def account(
+        self,
+        row: RequestColumns,
+        now: float,
+        events: int,
+        leased: bool,
+        session: RequestSession | None = None,
+    ) -> None:
+        self._link.send(messages.Accounted(row, now, events, leased, session))
 
 
 class WorkerProxy(Proxy):

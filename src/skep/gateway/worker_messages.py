@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from skep.gateway.admission_messages import Arrival, Event
-from skep.gateway.request_log import Row
+from skep.gateway.request_log import RequestColumns
+from skep.gateway.sessions import RequestSession
 from skep.wire.heads import Headers
 
 T = TypeVar("T")
@@ -45,10 +46,11 @@ class Happened(Struct, array_like=True, tag=1):
 class Accounted(Struct, array_like=True, tag=2):
     """A request that ended, as `RequestAccounting.account` takes it."""
 
-    row: Row
+    row: RequestColumns
     now: float
     events: int
     leased: bool
+    session: RequestSession | None = None
 
 
 class WorkerState(Struct, array_like=True, tag=3):

@@ -242,8 +242,8 @@ class Worker:
                 self._happened(event, request_id, flag, now)
             case messages.Arrived():
                 self._arrived(message)
-            case messages.Accounted(row, ended_at, events, leased):
-                self._proxy.accounts.account(row, ended_at, events, leased)
+            case messages.Accounted(row, ended_at, events, leased, session):
+                self._proxy.accounts.account(row, ended_at, events, leased, session)
             case messages.WorkerState():
                 self._set_state(message)
 

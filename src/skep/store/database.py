@@ -301,7 +301,7 @@ _RUNS = NamedRows(
 )
 _CALIBRATIONS = NamedRows("calibrations", "SELECT calibrations.* FROM calibrations", "calibration")
 GATEWAY_COLUMNS = columns(GatewayRequest)
-GATEWAY_ROWS_AT_ONCE = 50  # 1,000 values: far below SQLite's limit of 32,766 in one statement
+GATEWAY_ROWS_AT_ONCE = 50  # 1,400 values: far below SQLite's limit of 32,766 in one statement
 gateway_values = attrgetter(*GATEWAY_COLUMNS)
 _DELETED_AT_ONCE = 5000
 _LET_OTHERS_WRITE_S = 0.01

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ def _unpacked(blob: bytes) -> tuple[float, ...]:
 
 
 Index = Annotated[int, StoredAs("idx")]
+ColdReason = Literal["first", "moved", "evicted", "restarted", "changed"]
 
 
 class RunState(Enum):
@@ -150,6 +151,15 @@ class GatewayRequest(msgspec.Struct, frozen=True):
     output_tokens: int | None
     request_bytes: int
     response_bytes: int
+    # Digests of names, or of how the conversation begins; None: a request of no session.
+    session: str | None = None
+    conversation: str | None = None
+    turn: int | None = None  # of its conversation, from 1; None: it failed, or has no session
+    pause_s: float | None = None  # since the last turn ended
+    tool_call: bool | None = None  # the answer ends in one
+    cold: ColdReason | None = None  # why the cache held less than it could; None: it did not
+    cold_at: int | None = None  # the token at which the prompt changed
+    possible_tokens: int | None = None  # of the prompt, that the cache could have held
 
 
 class ClientSample(msgspec.Struct, frozen=True):

@@ -35,6 +35,10 @@ async def tell_status(supervisor: Supervisor) -> Message:
     }
 
 
+async def tell_sessions(supervisor: Supervisor) -> Message:
+    return {"sessions": to_document(await supervisor.gateway.sessions())}
+
+
 async def tell_origin(supervisor: Supervisor) -> Message:
     """Tell what the command line asked for when skep was started."""
     settings = supervisor.hive.settings
@@ -126,10 +130,11 @@ COMMANDS: dict[str, ControlCommand] = {
     "origin": tell_origin, "down": stop_hive, "monitor": wake_monitor, "log": tell_log,
     "pause": Supervisor.pause, "resume": Supervisor.resume, "reload": Supervisor.reload,
     "restart": restart, "drain": drain, "undrain": undrain, "scale": Supervisor.scale,
+    "sessions": tell_sessions,
 }  # fmt: skip
 OF_LOADER = {"load", "unload"}
 # Answered during a pause too.
-WHILE_PAUSED = {"status", "origin", "down", "monitor", "resume", "log"}
+WHILE_PAUSED = {"status", "sessions", "origin", "down", "monitor", "resume", "log"}
 
 
 async def answer(supervisor: Supervisor, message: Message) -> Message:

@@ -153,6 +153,15 @@ class GatewayChild:
             return answer.status
         return None
 
+    async def sessions(self, timeout_s: float = 2.0) -> list[messages.SessionFigures]:
+        """Return the sessions that it knows; none while it does not answer."""
+        if self._link is None:
+            return []
+        answer = await self._link.ask(messages.AskSessions(), timeout_s)
+        if isinstance(answer, messages.SessionsAnswer):
+            return answer.sessions
+        return []
+
     async def restart(self, drain_s: float) -> None:
         """Let the process finish its answers while new connections wait, and start another one."""
         async with self._one_restart:
