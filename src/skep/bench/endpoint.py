@@ -117,6 +117,40 @@ async def _pool_at(origin: Origin, url: str, timeout_s: float) -> AsyncIterator[
         await pool.close()
 
 
+LEAST_CONTEXT = 256  # what is below it is no context
+MOST_CONTEXT = 10**8
+
+
+async def context_tokens(pool: Pool, endpoint: Endpoint) -> int | None:
+    """Return how many tokens one conversation may have, as skep, vLLM (`max_model_len`) or
+    llama.cpp (`/props`) says; None: none of them does.
+    """
+    documents = []
+    for path in ("/props", f"{endpoint.base}/models"):
+        answer = await fetch_if_there(
+            pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0
+        )
+        documents.append(answer.document() if answer else {})
+    props, models = documents
+    contexts = [endpoint.engine.get("context")]
+    contexts += [
+        model.get("max_model_len")
+        for model in models.get("data") or ()
+        if model.get("id") == endpoint.model
+    ]
+    # Unless it is another model behind the same gateway.
+    if props.get("model_alias", endpoint.model) == endpoint.model:
+        contexts.append((props.get("default_generation_settings") or {}).get("n_ctx"))
+    return min(
+        (
+            context
+            for context in contexts
+            if type(context) is int and LEAST_CONTEXT <= context < MOST_CONTEXT
+        ),
+        default=None,
+    )
+
+
 def chosen_model(models: Mapping[str, Any], model: str | None, url: str) -> str:
     """Return the model that is meant: the named one, else the only one."""
     served = sorted(models)

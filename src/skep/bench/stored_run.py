@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from skep.bench.agent_figures import AgentsSummary, agents_summary
 from skep.bench.metrics import SweepSummary
 from skep.bench.summary import summarise
 from skep.errors import UserError
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
-from skep.store.records import Request, RunState, StoredRun
+from skep.store.records import ClientSample, Request, RunState, StoredRun
 
 IMPORTED = "imported"  # in old stores: what another tool measured
 # Their levels are no concurrencies; the last two are in old stores only.
 TIMED = ("open", "classes", "replay")
 MIXED = "mixed"
 QUALITY = "quality"
+AGENTS = "agents"  # their levels are sessions held at once
 JUDGED = (MIXED, QUALITY)  # their answers have verdicts
 TUNE = "tune"  # one start of one configuration at one concurrency
 # The answers of one configuration, judged for a tuning: no measure of speed.
@@ -33,15 +35,7 @@ def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Req
     if run.kind == IMPORTED:
         rows = []  # shown as a run without figures, not as one that skep measured
     samples = store.client_samples(run.id)
-    unfinished_level = None
-    if run.state is not RunState.DONE:
-        # Runs of a level without a sample were broken off.
-        ended = {(sample.level, sample.repeat) for sample in samples}
-        rows_of_ended = [row for row in rows if not row.level or (row.level, row.repeat) in ended]
-        if any(row.level for row in rows_of_ended):
-            rows = rows_of_ended
-        else:
-            unfinished_level = max((row.level for row in rows), default=0) or None
+    rows, unfinished_level = _ended_levels(run, rows, samples)
     slo_text = run.config.get("slo")
     summary = summarise(
         run.id,
@@ -56,7 +50,34 @@ def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Req
     return run, replace(summary, unfinished_level=unfinished_level), rows
 
 
-def kept_words(summary: SweepSummary) -> str:
+def _ended_levels(
+    run: StoredRun, rows: list[Request], samples: Sequence[ClientSample]
+) -> tuple[list[Request], int | None]:
+    """Return the rows that count of a run, and the level in which it was broken off where no level
+    had ended: then all of them count.
+    """
+    if run.state is RunState.DONE:
+        return rows, None
+    # Runs of a level without a sample were broken off.
+    ended = {(sample.level, sample.repeat) for sample in samples}
+    rows_of_ended = [row for row in rows if not row.level or (row.level, row.repeat) in ended]
+    if any(row.level for row in rows_of_ended):
+        return rows_of_ended, None
+    return rows, max((row.level for row in rows), default=0) or None
+
+
+def load_agents(store: Store, name: str) -> tuple[StoredRun, AgentsSummary]:
+    """Load a run of `skep bench agents` by its id, the beginning of its id, or "last"."""
+    run = store.run(name)
+    samples = store.client_samples(run.id)
+    rows, unfinished_level = _ended_levels(run, store.requests(run.id), samples)
+    summary = agents_summary(
+        run.id, rows, samples, store.level_facts(run.id), simulated=run.simulated
+    )
+    return run, replace(summary, unfinished_level=unfinished_level)
+
+
+def kept_words(summary: SweepSummary | AgentsSummary) -> str:
     """Say what there is of a run that was broken off, alike on the command line and the pages."""
     if not summary.levels:
         return "nothing was measured: it was still warming up"

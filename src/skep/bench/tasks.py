@@ -50,6 +50,7 @@ class BenchTask(msgspec.Struct, frozen=True):
     session: int | None = None
     turn: int | None = None
     body: Mapping[str, Any] = {}  # more fields of the request, as the engine knows them
+    headers: Mapping[str, str] = {}  # of this request alone
 
 
 # A task, and its head and body as they go over the wire.
@@ -120,7 +121,7 @@ class Sender:
         return sum(reading.reads for reading in self._client.in_flight)
 
     def encode(self, task: BenchTask) -> EncodedRequest:
-        return task, self._client.encode(body_of(task, self.endpoint))
+        return task, self._client.encode(body_of(task, self.endpoint), task.headers)
 
     async def send(self, encoded: EncodedRequest, on_row: Callable[[Request], None]) -> None:
         """Send a request and return when its answer has ended; the row follows soon after.

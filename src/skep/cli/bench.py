@@ -51,7 +51,7 @@ class BenchOptions(EndpointOptions):
 
     PANELS: ClassVar[dict[str, str]] = {
         "Load": "concurrency levels rate arrivals shape bank items delta tasks sample agents "
-        "duration "
+        "sessions turns_at_most pause_scale context duration "
         "max_tokens fixed_output prompt_tokens turns think temperature seed",
         "Precision and time": "runs repeats precision budget quick warm_up timeout",
         "Endpoint": "url model models model_b key_env api",
@@ -175,6 +175,44 @@ class OpenOptions(WorkloadOptions):
 def open_loop(options: OpenOptions) -> None:
     """Send requests at a fixed rate, even to a server that falls behind. Latency counts from each
     due time.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentsOptions(BenchOptions):
+    concurrency: Annotated[
+        str,
+        option(
+            "Numbers of sessions held at once, such as 1,2,4; auto doubles until two levels past "
+            "the cliff.",
+            "--concurrency",
+            "-c",
+        ),
+    ] = "1,2,4,8"
+    shape: Annotated[str, option("Shape of the sessions: coding or small.")] = "coding"
+    sessions: Annotated[
+        int | None,
+        option("Sessions per level and run (default: 2 per place, at least 4).", min=1),
+    ] = None
+    runs: Annotated[int, option("Number of runs per level, in turns.", min=1)] = 1
+    turns_at_most: Annotated[
+        int | None, option("Cut every session after so many turns, for a first look.", min=2)
+    ] = None
+    pause_scale: Annotated[
+        float, option("Factor on the pauses in which tools run; 0 leaves them out.", min=0)
+    ] = 1.0
+    context: Annotated[
+        int | None,
+        option("Context in which sessions are held (default: what the endpoint tells).", min=256),
+    ] = None
+
+
+@command(
+    bench, "skep bench agents --shape coding -c 1,2,4,8", runs="agents_run.run_agents_command"
+)
+def agents(options: AgentsOptions) -> None:
+    """Hold N sessions of coding agents at once; report turns a minute, cache hits and the session
+    cliff.
     """
 
 

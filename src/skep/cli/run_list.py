@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from skep.bench.stored_run import MIXED, QUALITY, load_run
+from skep.bench.metrics import SweepSummary
+from skep.bench.stored_run import AGENTS, MIXED, QUALITY, load_agents, load_run
 from skep.cli.options import existing
 from skep.errors import UserError
 from skep.files import HTML, OutputFile
@@ -17,7 +18,7 @@ from skep.quality.mixed_compare import load_mixed
 from skep.report.stored import drawn
 from skep.report.tables import levels_text, requests_text
 from skep.report.terminal import day_and_time, note, picked, print_list, print_table
-from skep.store.database import read_store
+from skep.store.database import Store, read_store
 from skep.store.records import StoredRun
 
 RUN_KEYS = (
@@ -73,7 +74,7 @@ def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
         run.config.get("to_saturation") or run.config.get("slo")
     ):
         levels = "search"  # in old stores
-    if run.config.get("finds_knee"):
+    if run.config.get("finds_knee") or run.config.get("finds_cliff"):
         levels = "auto"
     facts = [run.kind, run.state.value, run.model, levels, run.requests, run.url]
     return [run.id, day_and_time(run.created_at), *facts, ", ".join(filter(None, notes))]
@@ -101,29 +102,33 @@ def run_export_command(
         output.checked()
     with existing() as store:
         stored_run, summary, rows = load_run(store, run)
-        verdicts = store.verdicts(stored_run.id)
-        if stored_run.kind == MIXED and not requests:
-            mixed = load_mixed(store, stored_run)
+        if requests:
+            verdicts = store.verdicts(stored_run.id)
+            text = requests_text(rows, verdicts, form, with_texts=answers)
         else:
-            mixed = None
-    if stored_run.kind == QUALITY and not requests:
-        hint = (
-            f"`skep runs report {stored_run.id}` has the figures; "
-            "--requests --format csv has every request and verdict"
-        )
-        raise UserError(
-            f"run `{stored_run.id}` ({stored_run.kind}) measures answers, not speed", hint=hint
-        )
-    if requests:
-        text = requests_text(rows, verdicts, form, with_texts=answers)
-    elif mixed is not None:
-        from skep.report.mixed import mixed_text
-
-        text = mixed_text(mixed, form)
-    else:
-        text = levels_text(stored_run, summary, form)
+            text = _figures_text(store, stored_run, summary, form)
     if output is None:
         sys.stdout.write(text)
     else:
         output.write(text)
         note(f"{stored_run.id} written to {output}")
+
+
+def _figures_text(store: Store, run: StoredRun, summary: SweepSummary, form: str) -> str:
+    """Return the figures of a run, as its kind has them. Raises UserError where it has none."""
+    if run.kind == QUALITY:
+        hint = (
+            f"`skep runs report {run.id}` has the figures; "
+            "--requests --format csv has every request and verdict"
+        )
+        raise UserError(f"run `{run.id}` ({run.kind}) measures answers, not speed", hint=hint)
+    if run.kind == MIXED:
+        from skep.report.mixed import mixed_text
+
+        return mixed_text(load_mixed(store, run), form)
+    if run.kind == AGENTS:
+        from skep.report.agents import agents_text
+
+        _, agents = load_agents(store, run.id)
+        return agents_text(run, agents, form)
+    return levels_text(run, summary, form)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from skep.bench.agent_figures import AgentsSummary
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import SweepSummary
 from skep.bench.open_loop import OpenPlan, run_open
@@ -195,7 +196,7 @@ def show(
     fail_for(summary)
 
 
-def fail_for(summary: SweepSummary) -> None:
+def fail_for(summary: SweepSummary | AgentsSummary) -> None:
     """By the rows themselves: a failed request is never lost between two figures."""
     with open_store(user_paths(os.environ).store, read_only=True) as store:
         rows = [row for row in store.requests(summary.run_id) if row.level]

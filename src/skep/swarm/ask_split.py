@@ -24,14 +24,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.endpoint import Endpoint
+from skep.bench.endpoint import Endpoint, context_tokens
 from skep.errors import UserError
 from skep.swarm.answer_check import AnswerChecker
 from skep.swarm.attempt import ChatWorker
 from skep.swarm.client import SwarmClient
 from skep.swarm.records import REJECTED, SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
-from skep.wire.client import fetch_if_there
 
 Item = TypeVar("Item")
 Say = Callable[[str], None]
@@ -219,27 +218,7 @@ async def context_of(client: SwarmClient) -> int | None:
     """Return how many tokens one conversation may have, as skep, vLLM (`max_model_len`) or
     llama.cpp (`/props`) says; None: none of them does.
     """
-    endpoint = client.endpoint
-    documents = []
-    for path in ("/props", f"{client.endpoint.base}/models"):
-        answer = await fetch_if_there(
-            client.pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0
-        )
-        documents.append(answer.document() if answer else {})
-    props, models = documents
-    contexts = [endpoint.engine.get("context")]
-    contexts += [
-        model.get("max_model_len")
-        for model in models.get("data") or ()
-        if model.get("id") == endpoint.model
-    ]
-    # Unless it is another model behind the same gateway.
-    if props.get("model_alias", endpoint.model) == endpoint.model:
-        contexts.append((props.get("default_generation_settings") or {}).get("n_ctx"))
-    return min(
-        (context for context in contexts if type(context) is int and 256 <= context < 10**8),
-        default=None,
-    )
+    return await context_tokens(client.pool, client.endpoint)
 
 
 async def chars_per_token(client: SwarmClient, texts: list[str]) -> float:

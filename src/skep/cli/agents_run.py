@@ -1,0 +1,142 @@
+"""`skep bench agents`: sessions of agents as a load, and where their cliff is."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from functools import partial
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from skep.bench.agent_figures import AgentsSummary
+from skep.bench.agent_load import AgentPlan, ScriptsOf, least_seconds, run_agents
+from skep.bench.endpoint import Endpoint, context_tokens
+from skep.bench.session import OnProgress, SessionProgress
+from skep.bench.stored_run import kept_words, load_agents
+from skep.bench.tasks import calibrate_on
+from skep.catalog.session_shapes import check_window, draw_sessions, find_shape
+from skep.cli.bench import AgentsOptions
+from skep.cli.options import Interrupted, existing, run_measuring
+from skep.cli.sweep import AUTO, fail_for, level_view, levels_of, meter_for, seed_of
+from skep.host.facts import read_host
+from skep.paths import user_paths
+from skep.report.agents import agents_headline, print_agents
+from skep.report.terminal import note, print_json
+from skep.store.database import open_store
+from skep.units import parse_positive_seconds
+from skep.wire.client import Pool
+from skep.workload.session_text import SessionTexts
+
+
+def run_agents_command(options: AgentsOptions) -> None:
+    """Raise EndpointError where turns failed: the exit code is 1."""
+    plan = plan_of(options)
+    summary = measure(plan, options)
+    if options.as_json:
+        print_json(to_builtins(summary))
+    else:
+        print_agents(summary)
+        run_id = summary.run_id
+        note(f"stored as run {run_id}; `skep runs report {run_id}` writes the report")
+    fail_for(summary)
+
+
+def plan_of(options: AgentsOptions) -> AgentPlan:
+    finds_cliff = options.concurrency.strip() == AUTO
+    if finds_cliff:
+        levels: tuple[int, ...] = (1,)
+    else:
+        levels = levels_of(options.concurrency, "--concurrency")
+    return AgentPlan(
+        load=options.shape,
+        concurrency=levels,
+        finds_cliff=finds_cliff,
+        sessions=options.sessions,
+        runs=options.runs,
+        turns_at_most=options.turns_at_most,
+        pause_scale=options.pause_scale,
+        window_tokens=options.context,
+        seed=seed_of(options.seed),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
+    )
+
+
+def measure(plan: AgentPlan, options: AgentsOptions) -> AgentsSummary:
+    """On Ctrl-C, print what there is of the run, unless as JSON, and raise Interrupted."""
+    latest_progress = deque([SessionProgress()], maxlen=1)
+
+    async def run() -> AgentsSummary:
+        endpoint = await options.find()
+        return await _measure_endpoint(plan, endpoint, latest_progress.append)
+
+    find_shape(options.shape)
+    try:
+        return run_measuring(run)
+    except Interrupted:
+        raise _interrupted(latest_progress[0], as_json=options.as_json) from None
+
+
+def _interrupted(now: SessionProgress, *, as_json: bool) -> Interrupted:
+    """Print what was measured, and return the error that says so."""
+    if not now.run_id:
+        return Interrupted("interrupted before anything was measured", hint=None)
+    where = f"with {now.label}" if now.level else "while it warmed up"
+    with existing() as store:
+        _, summary = load_agents(store, now.run_id)
+    if not summary.levels:
+        return Interrupted(f"interrupted {where}", hint=kept_words(summary))
+    if not as_json:
+        print_agents(summary)
+    draws = f"`skep runs report {now.run_id}` draws them"
+    return Interrupted(f"interrupted {where}", hint=f"{kept_words(summary)}: {draws}")
+
+
+async def _measure_endpoint(
+    plan: AgentPlan, endpoint: Endpoint, watch: OnProgress
+) -> AgentsSummary:
+    plan, scripts_of = await _sessions_of(plan, endpoint)
+    note(agents_headline(plan, endpoint, least_seconds(plan, scripts_of)))
+    calibration = await calibrate_on(endpoint, None, plan.seed)
+    note(f"{calibration.chars_per_token:.2f} characters per token")
+    texts = SessionTexts(plan.seed, calibration)
+    with open_store(user_paths(os.environ).store) as store, level_view() as show:
+
+        def report(progress: SessionProgress) -> None:
+            watch(progress)
+            show(progress)
+
+        return await run_agents(
+            plan,
+            endpoint,
+            store,
+            read_host(),
+            scripts_of,
+            report,
+            texts=texts,
+            meter=meter_for(endpoint),
+        )
+
+
+async def _sessions_of(plan: AgentPlan, endpoint: Endpoint) -> tuple[AgentPlan, ScriptsOf]:
+    """Return the plan with the window that sessions are held in, and what draws them.
+
+    Raises UserError for a window in which none can begin.
+    """
+    window_tokens = plan.window_tokens
+    if window_tokens is None:
+        pool = Pool(endpoint.origin)
+        try:
+            window_tokens = await context_tokens(pool, endpoint)
+        finally:
+            await pool.close()
+    shape = find_shape(plan.load)
+    if window_tokens is None:
+        window_tokens = shape.wanted_window_tokens
+        note(
+            f"the endpoint does not tell its context: sessions stay below {window_tokens:,} "
+            "tokens; --context N says another"
+        )
+    check_window(shape, window_tokens)
+    scripts_of = partial(draw_sessions, shape, seed=plan.seed, window_tokens=window_tokens)
+    return replace(plan, window_tokens=window_tokens), scripts_of
