@@ -11,8 +11,11 @@ from skep.catalog.session_shapes import (
     Varying,
     draw_sessions,
     find_shape,
+    part_of,
     prompt_totals,
     session_shapes,
+    steady_sessions,
+    typical_tokens,
 )
 from skep.errors import UserError
 
@@ -124,3 +127,40 @@ def test_sub_agents_count_with_their_session():
     parent = SessionScript("shared", 1000, (replace(turns((50, 10))[0], subagents=(child,)),))
     assert parent.requests == 3
     assert prompt_totals([parent]).prompt_tokens == 1050 + 510 + 535
+
+
+def test_a_part_of_a_session_begins_where_the_turns_before_it_end():
+    session = SessionScript("shared", 1000, turns((50, 10), (200, 20), (5, 1)))
+    assert part_of(session, 1, 3).prompts() == session.prompts()[1:]
+
+
+def test_a_part_behind_a_compaction_has_only_what_came_after_it():
+    script = turns((50, 10), (200, 20), (5, 1), (7, 1))
+    anew = (*script[:2], replace(script[2], begins_anew=True), script[3])
+    session = SessionScript("shared", 1000, anew)
+    assert part_of(session, 3, 4).prompts() == session.prompts()[3:]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_sessions_under_way_stay_inside_their_window(shape):
+    window = shape.wanted_window_tokens
+    sessions = steady_sessions(shape, 40, window_tokens=window)
+    assert max(session.longest_tokens for session in sessions) <= window
+
+
+def test_sessions_under_way_have_the_same_pauses_in_another_order():
+    sessions = steady_sessions(find_shape("coding"), 3, window_tokens=65_536)
+    pauses = [[turn.pause_s for turn in session.turns] for session in sessions]
+    assert sorted(pauses[0]) == sorted(pauses[1]) == sorted(pauses[2])
+    assert pauses[0] != pauses[1]
+
+
+def test_a_wider_window_lets_sessions_grow():
+    shape = find_shape("coding")
+    assert typical_tokens(shape, 131_072) > 1.5 * typical_tokens(shape, 65_536)
+
+
+def test_some_of_many_sessions_under_way_start_sub_agents():
+    sessions = steady_sessions(find_shape("coding"), 60, window_tokens=65_536)
+    with_children = sum(any(turn.subagents for turn in session.turns) for session in sessions)
+    assert 1 <= with_children <= 10

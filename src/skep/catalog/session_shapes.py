@@ -23,6 +23,8 @@ _TENTH_Z = _NORMAL.inv_cdf(0.9)
 # A draw is kept within these quantiles, so that no session is a hundred times the usual one.
 _LOWEST = 0.01
 _HIGHEST = 0.99
+_GOLDEN = 0.6180339887498949
+STEADY_TURNS = 8  # of each session that a plan plays
 
 
 class Varying(msgspec.Struct, frozen=True):
@@ -81,16 +83,20 @@ class ScriptedTurn(msgspec.Struct, frozen=True):
 
 
 class SessionScript(msgspec.Struct, frozen=True):
-    """One session. Those with the same `shared_name` begin with the same tokens."""
+    """One session, or a part of it. Those with the same `shared_name` begin with the same tokens.
+
+    `earlier_tokens`: of its own that were sent and answered before the first of these turns.
+    """
 
     shared_name: str
     shared_tokens: int
     turns: tuple[ScriptedTurn, ...]
+    earlier_tokens: int = 0
 
     def prompts(self) -> list[int]:
         """Return the length of each turn's prompt in tokens."""
         lengths = []
-        held = self.shared_tokens
+        held = self.shared_tokens + self.earlier_tokens
         for turn in self.turns:
             if turn.begins_anew:
                 held = self.shared_tokens
@@ -208,14 +214,16 @@ def fitted(script: SessionScript, shape: SessionShape, window_tokens: int | None
     if window_tokens is None:
         return script
     limit = int(window_tokens * shape.compact_share)
+    held = script.shared_tokens + script.earlier_tokens
     # What a tool brings is cut where it would fill a window by itself.
     most_new = max(1, (limit - script.shared_tokens - shape.summary_tokens) // 2)
     turns: list[ScriptedTurn] = []
-    held = script.shared_tokens
     for turn in script.turns:
         new_tokens = min(turn.new_tokens, most_new)
         output_tokens = min(turn.output_tokens, most_new)
-        is_full = bool(turns) and held + new_tokens + output_tokens > limit
+        is_full = (
+            bool(turns) or script.earlier_tokens > 0
+        ) and held + new_tokens + output_tokens > limit
         if is_full:
             held = script.shared_tokens
             new_tokens = min(most_new, shape.summary_tokens + new_tokens)
@@ -229,6 +237,83 @@ def fitted(script: SessionScript, shape: SessionShape, window_tokens: int | None
         )
         held += new_tokens + output_tokens
     return msgspec.structs.replace(script, turns=tuple(turns))
+
+
+def steady_sessions(
+    shape: SessionShape, count: int, *, window_tokens: int, turns: int = STEADY_TURNS
+) -> list[SessionScript]:
+    """Return parts of sessions that are under way, for a plan: every session has the same lengths
+    and pauses in another order, and they have grown to all sizes that a window holds. Without
+    chance, so that a plan can be repeated.
+    """
+    limit = int(window_tokens * shape.compact_share)
+    rng = Random(0)
+    quantities = [
+        _strata(quantity, turns)
+        for quantity in (shape.growth_tokens, shape.output_tokens, shape.pause_s)
+    ]
+    smallest = shape.first_tokens.median
+    largest = min(limit - shape.shared_tokens, smallest + _growth_of(shape))
+    sessions = []
+    for number in range(count):
+        growth, outputs, pauses = (_mixed(values, rng) for values in quantities)
+        grown = (number + 0.5) * _GOLDEN % 1.0
+        script = SessionScript(
+            shape.name,
+            shape.shared_tokens,
+            tuple(
+                ScriptedTurn(max(1, round(new)), max(1, round(output)), pause)
+                for new, output, pause in zip(growth, outputs, pauses, strict=True)
+            ),
+            earlier_tokens=round(smallest + grown * max(0.0, largest - smallest)),
+        )
+        if _starts_subagents(shape, number, turns):
+            script = _with_subagents(script, shape, window_tokens)
+        sessions.append(fitted(script, shape, window_tokens))
+    return sessions
+
+
+def typical_tokens(shape: SessionShape, window_tokens: int) -> int:
+    """Return what a session has grown to on average, with its answer."""
+    sessions = steady_sessions(shape, 32, window_tokens=window_tokens)
+    prompts = [prompt for session in sessions for prompt in session.prompts()]
+    return round(sum(prompts) / len(prompts) + mean_of(shape.output_tokens))
+
+
+def mean_of(quantity: Varying) -> float:
+    return sum(quantity.at((place + 0.5) / 100) for place in range(100)) / 100
+
+
+def _growth_of(shape: SessionShape) -> float:
+    """Return the tokens that a session of the usual number of turns adds to its first ones."""
+    return shape.turns.median * (mean_of(shape.growth_tokens) + mean_of(shape.output_tokens))
+
+
+def _strata(quantity: Varying, count: int) -> list[float]:
+    """Return so many values that stand for the distribution, with its mean."""
+    values = [quantity.at((place + 0.5) / count) for place in range(count)]
+    scale = mean_of(quantity) * count / sum(values)
+    return [value * scale for value in values]
+
+
+def _mixed(values: Sequence[float], rng: Random) -> list[float]:
+    return sorted(values, key=lambda _: rng.random())
+
+
+def _starts_subagents(shape: SessionShape, number: int, turns: int) -> bool:
+    """Return whether this session is one of those that start sub-agents in these turns."""
+    share = min(1.0, shape.subagent_share * turns / shape.turns.median)
+    return int((number + 1) * share) > int(number * share)
+
+
+def _with_subagents(
+    script: SessionScript, shape: SessionShape, window_tokens: int
+) -> SessionScript:
+    rng = Random(len(script.turns))
+    count = round(mean_of(shape.subagents))
+    children = tuple(_draw_subagent(shape, rng, window_tokens) for _ in range(count))
+    first = msgspec.structs.replace(script.turns[0], subagents=children)
+    return msgspec.structs.replace(script, turns=(first, *script.turns[1:]))
 
 
 class PromptTotals(msgspec.Struct, frozen=True):
@@ -254,7 +339,8 @@ def prompt_totals(scripts: Sequence[SessionScript]) -> PromptTotals:
         script = pending.pop()
         prompt_tokens += sum(script.prompts())
         computed_tokens += sum(turn.new_tokens for turn in script.turns)
-        longest = max(shared.get(script.shared_name, 0), script.shared_tokens)
-        shared[script.shared_name] = longest
+        if not script.earlier_tokens:  # else somebody has sent it before
+            longest = max(shared.get(script.shared_name, 0), script.shared_tokens)
+            shared[script.shared_name] = longest
         pending += [child for turn in script.turns for child in turn.subagents]
     return PromptTotals(prompt_tokens, prompt_tokens - computed_tokens - sum(shared.values()))

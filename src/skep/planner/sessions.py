@@ -149,7 +149,18 @@ class _SessionPlay:
         replica = min(range(len(self.replicas)), key=self._live.__getitem__)
         self._live[replica] += 1
         session = self._session(self._waiting.popleft(), replica)
+        if session.script.earlier_tokens:
+            self._hold_earlier(session)
         self._send(session)
+
+    def _hold_earlier(self, session: PlayedSession) -> None:
+        """Put what a session sent before these turns into the cache of its replica."""
+        replica = self.replicas[session.replica]
+        size = replica.block_tokens
+        blocks = blocks_of(session, 0, session.held_tokens // size, size)
+        replica.cache.use(blocks)
+        replica.cache.keep_in_ram(blocks)
+        replica.cache.release(blocks)
 
     def _session(
         self, script: SessionScript, replica: int, parent: PlayedSession | None = None
@@ -161,7 +172,7 @@ class _SessionPlay:
             replica=replica,
             parent=parent,
             begun_s=self._now,
-            held_tokens=script.shared_tokens,
+            held_tokens=script.shared_tokens + script.earlier_tokens,
         )
 
     def _send(self, session: PlayedSession) -> None:
