@@ -11,7 +11,6 @@ from skep.catalog.session_shapes import (
     Varying,
     draw_sessions,
     find_shape,
-    part_of,
     prompt_totals,
     session_shapes,
     steady_sessions,
@@ -129,16 +128,9 @@ def test_sub_agents_count_with_their_session():
     assert prompt_totals([parent]).prompt_tokens == 1050 + 510 + 535
 
 
-def test_a_part_of_a_session_begins_where_the_turns_before_it_end():
-    session = SessionScript("shared", 1000, turns((50, 10), (200, 20), (5, 1)))
-    assert part_of(session, 1, 3).prompts() == session.prompts()[1:]
-
-
-def test_a_part_behind_a_compaction_has_only_what_came_after_it():
-    script = turns((50, 10), (200, 20), (5, 1), (7, 1))
-    anew = (*script[:2], replace(script[2], begins_anew=True), script[3])
-    session = SessionScript("shared", 1000, anew)
-    assert part_of(session, 3, 4).prompts() == session.prompts()[3:]
+def test_a_part_of_a_session_begins_with_what_was_sent_before_it():
+    session = SessionScript("shared", 1000, turns((5, 1), (7, 1)), earlier_tokens=300)
+    assert session.prompts() == [1305, 1313]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
