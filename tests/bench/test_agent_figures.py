@@ -1,7 +1,7 @@
 """Figures of sessions from rows made by hand: turns, hits, warm sessions, the session cliff."""
 
 import pytest
-from agent_rows import (
+from sample_sessions import (
     ANSWER,
     GROWTH,
     SHARED,

@@ -4,7 +4,7 @@ import asyncio
 from itertools import count
 
 import pytest
-from agent_rows import tiny_shape
+from sample_sessions import tiny_shape
 from msgspec.structs import replace
 from sample_rows import HOST
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from in_process import call, refused
@@ -34,6 +35,7 @@ class StoredAgents:
     markdown: str
     csv: str
     document: dict
+    page: str
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,7 @@ def stored(tmp_path_factory):
     with installation(tmp_path_factory.mktemp("agents")), FakeEngine(**FAST) as engine:
         done = agents(engine, "-c", "1,2", "--sessions", "2")
         (run,) = call("runs", "--json", check=0).json
+        call("runs", "report", "last", "-o", "out.html", check=0)
         return StoredAgents(
             done.out,
             done.err,
@@ -50,6 +53,7 @@ def stored(tmp_path_factory):
             call("runs", "export", "last", check=0).out,
             call("runs", "export", "last", "--format", "csv", check=0).out,
             call("runs", "export", "last", "--format", "json", check=0).json,
+            Path("out.html").read_text(),
         )
 
 
@@ -81,6 +85,11 @@ def test_the_run_is_exported_by_level(stored):
     assert "| turns/min |" in stored.markdown
     assert stored.csv.startswith("sessions,sessions_ended")
     assert [level["sessions"] for level in stored.document["levels"]] == [1, 2]
+
+
+def test_the_run_is_drawn_with_its_own_page(stored):
+    assert "sessions of agents" in stored.page
+    assert "Turns a minute" in stored.page
 
 
 def test_the_document_is_what_the_schema_says():
@@ -141,3 +150,13 @@ def test_requests_of_a_run_have_their_session_and_turn():
     rows = json.loads(call("runs", "export", "last", "--requests", "--format", "json").out)
     places = {(row["session"], row["turn"]) for row in rows if row["level"]}
     assert places == {(session, turn) for session in range(2) for turn in range(3)}
+
+
+def test_runs_of_agents_and_of_a_sweep_are_not_compared():
+    """Their levels are of another kind: sessions, and requests."""
+    with FakeEngine(**FAST) as engine:
+        agents(engine, "-c", "1", "--sessions", "1", "--turns-at-most", "2")
+        sweep = ("-c", "1", "--tasks", "2", "--runs", "1", "--max-tokens", "4", "--quick")
+        call("bench", "sweep", "--url", engine.url, *sweep, check=0)
+    assert "compare runs of one kind" in refused("runs", "compare", "last~1", "last")
+    assert "are only drawn beside their like" in refused("runs", "report", "last~1", "last")

@@ -10,9 +10,11 @@ from reading import HOSTILE, Outline, colours_of, spoiled
 from test_mixed_page import GPT
 from test_quality_page import SUMMARY
 
+from sample_sessions import level_rows, summary_of
 from sample_swarm import busy_story
 from sample_tuning import sample_stages, sample_tuning
 from skep.report import theme
+from skep.report.agents_page import agents_page
 from skep.report.comparison import comparison_page
 from skep.report.mixed import mixed_page
 from skep.report.quality import quality_page
@@ -21,7 +23,12 @@ from skep.report.sweep import sweep_page
 from skep.report.tuning import tuning_page
 from skep.tuner.records import ConfigFailure, KnobChange
 
-KINDS = ("sweep", "comparison", "quality", "mixed", "swarm", "tuning")
+KINDS = ("sweep", "agents", "comparison", "quality", "mixed", "swarm", "tuning")
+SESSIONS = summary_of(
+    level_rows(1, pause_s=1.0),
+    level_rows(2, pause_s=1.0),
+    level_rows(4, pause_s=1.0, hit=0.5),
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +41,8 @@ def page_of(run, complete, rows):
         )
         if kind == "sweep":
             return sweep_page(first, change(complete), change(rows))
+        if kind == "agents":
+            return agents_page(first, change(SESSIONS), change(rows))
         if kind == "comparison":
             return comparison_page([(first, change(complete)), (second, change(complete))])
         if kind == "quality":

@@ -103,6 +103,9 @@ def check_drawn_together(runs: Sequence[StoredRun]) -> None:
         if run.kind == QUALITY:
             message = f"`{run.id}` is a {run.kind} run, which skep cannot draw beside another"
             raise UserError(message, hint=f"`skep runs report {run.id}` draws it")
+        if run.kind == AGENTS and not is_one_kind:
+            message = f"`{run.id}` held sessions of agents, which are only drawn beside their like"
+            raise UserError(message, hint="name runs of `skep bench agents` only")
         if run.kind == MIXED and not is_one_kind:
             message = f"`{run.id}` is a {run.kind} run, which skep can only draw beside its like"
             raise UserError(message, hint="name runs of `skep bench mixed` only")

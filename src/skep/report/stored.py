@@ -8,7 +8,15 @@ from collections.abc import Sequence
 
 from skep.bench.compare import ComparedRun, check_kinds, compare
 from skep.bench.metrics import Comparison, SweepSummary
-from skep.bench.stored_run import MIXED, QUALITY, check_drawn_together, load_run, nothing_measured
+from skep.bench.stored_run import (
+    AGENTS,
+    MIXED,
+    QUALITY,
+    check_drawn_together,
+    load_agents,
+    load_run,
+    nothing_measured,
+)
 from skep.errors import UserError
 from skep.quality.mixed_figures import MixedSummary
 from skep.quality.trial_figures import QualitySummary
@@ -36,6 +44,8 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
         from skep.report.quality import quality_page
 
         return quality_page(run, quality_of(store, run))
+    if run.kind == AGENTS and len(runs) == 1:
+        return agents_report(store, run)
     if len(runs) > 1:
         from skep.report.comparison import comparison_page
 
@@ -49,6 +59,15 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
     if not summary.levels:
         raise nothing_measured(run)
     return sweep_page(run, summary, rows)
+
+
+def agents_report(store: Store, run: StoredRun) -> str:
+    from skep.report.agents_page import agents_page
+
+    _, summary = load_agents(store, run.id)
+    if not summary.levels:
+        raise nothing_measured(run)
+    return agents_page(run, summary, store.requests(run.id))
 
 
 def comparisons_of(store: Store, loaded: Sequence[LoadedRun]) -> list[Comparison]:
