@@ -214,6 +214,7 @@ def build_gateway(store, end: float) -> None:
     rng = random.Random(9)
     since = end - 30 * DAY_S
     step = 30 * DAY_S / GATEWAY_ROWS
+    of_no_session = (None,) * 8
     for begin in range(0, GATEWAY_ROWS, 50_000):
         rows = []
         for index in range(begin, min(begin + 50_000, GATEWAY_ROWS)):
@@ -242,6 +243,7 @@ def build_gateway(store, end: float) -> None:
                     tokens,
                     900,
                     9000,
+                    *of_no_session,
                 )
             )
         store.append_gateway_values(rows)

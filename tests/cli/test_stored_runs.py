@@ -488,6 +488,7 @@ def told(*words):
 
 
 def request(name, age_s):
+    of_no_session = [None] * 8
     return (
         name,
         time.time() - age_s,
@@ -509,6 +510,7 @@ def request(name, age_s):
         None,
         0,
         200,
+        *of_no_session,
     )
 
 

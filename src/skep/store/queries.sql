@@ -15,3 +15,9 @@ WHERE rowid IN (SELECT rowid FROM gateway_requests WHERE arrived_at < ? ORDER BY
 -- taken: an id that any kind of run has
 SELECT 1 FROM runs WHERE id = ?1 UNION ALL SELECT 1 FROM swarm_runs WHERE id = ?1
 UNION ALL SELECT 1 FROM tunings WHERE id = ?1
+
+-- session_requests: those of sessions, in the order of their arrival
+SELECT * FROM gateway_requests WHERE arrived_at >= ? AND session IS NOT NULL ORDER BY arrived_at, rowid
+
+-- requests_of_session: whose id begins so; all ids are digests in small letters
+SELECT * FROM gateway_requests WHERE session >= ?1 AND session < ?1 || 'g' ORDER BY arrived_at, rowid

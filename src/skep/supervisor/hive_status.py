@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from skep.config.gateway_messages import SessionFigures
 from skep.host.processes import process_stat
 from skep.paths import Paths
 from skep.supervisor.control import ask, socket_of
@@ -122,6 +123,14 @@ def read_status(paths: Paths, timeout_s: float) -> Status:
     """Return the status of the hive that runs here; blocks until it answers. Raises SkepError."""
     status = ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=timeout_s)
     return {**status, "up_s": up_s(status["pid"])}
+
+
+def read_sessions(paths: Paths, timeout_s: float) -> list[SessionFigures]:
+    """Return the sessions that the gateway of the hive here knows, newest first. Raises
+    SkepError.
+    """
+    answer = ask(socket_of(paths.lock, paths.socket), {"op": "sessions"}, timeout_s=timeout_s)
+    return msgspec.convert(answer["sessions"], list[SessionFigures])
 
 
 class Rate:
