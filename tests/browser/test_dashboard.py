@@ -22,6 +22,7 @@ PAGES = {
     "/compare?target=box&target=cloud": "Compare box and cloud",
     "/runs": "Runs",
     "/plan?model=qwen3.6-27b&count=2&card=rtx-3090&agents=4": "Plan",
+    "/sessions": "Sessions",
     "/swarm": "Swarm",
     "/swarm/last": "reviews.jsonl",
     "/tuning": "Tuning",

@@ -1,5 +1,7 @@
 """Stored benchmark runs with figures that are easy to foretell."""
 
+import time
+
 from running_site import folders
 
 from sample_tuning import sample_tuning
@@ -94,6 +96,13 @@ def gateway_request(arrived_at, **changed):
         "response_bytes": 1,
     }  # fmt: skip
     return GatewayRequest(arrived_at=arrived_at, **{**facts, **changed})
+
+
+def put_session(store):
+    """A stored session of one turn; its id."""
+    names = {"session": "3fa90b12", "conversation": "3fa90b12"}
+    store.append_gateway_requests([gateway_request(time.time() - 60, turn=1, **names)])
+    return names["session"]
 
 
 def put_tuning(store, stages, *, end="done", reason=None, **changed):

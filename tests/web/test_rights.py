@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 from running_site import running
-from stored_runs import ANSWER, PROMPT, installation, put_run, put_tuning
+from stored_runs import ANSWER, PROMPT, installation, put_run, put_session, put_tuning
 
 from sample_swarm import put_swarm_run
 from sample_tuning import sample_stages
@@ -28,6 +28,7 @@ REFUSED = (401, 403)
 
 def fill(store):
     STORED["run"] = put_run(store, 0)
+    STORED["session"] = put_session(store)
     STORED["swarm"] = put_swarm_run(store, "secret-names.jsonl")
     STORED["tuning"] = put_tuning(store, sample_stages())
 
@@ -49,7 +50,7 @@ def request_of(address):
     names.
     """
     method, _, path = address.partition(" ")
-    for folder in ("swarm", "tuning", "runs"):
+    for folder in ("swarm", "tuning", "runs", "sessions"):
         if f"/{folder}/" in path:
             path = path.replace("{id}", STORED[folder.removesuffix("s")])
     if path == "/api/run.json":

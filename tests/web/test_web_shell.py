@@ -157,6 +157,7 @@ def test_what_is_not_there_is_a_page_too(bare):
         ("/runs", "skep bench sweep", {"total": 0, "page": 1, "pages": 1, "runs": []}),
         ("/tuning", "No tunings yet", {"tunings": []}),
         ("/swarm", "skep swarm run TASKS.jsonl", {"runs": []}),
+        ("/sessions", "skep agent claude", {"sessions": []}),
     ],
 )
 def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, advice, empty):

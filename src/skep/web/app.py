@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from skep.errors import SkepError, UserError
-from skep.web import auth, chat, compare, history, plan, runs, swarm, tuning
+from skep.web import auth, chat, compare, history, plan, runs, sessions, swarm, tuning
 from skep.web.auth import AccessMiddleware
 from skep.web.context import Site
 from skep.web.layout import StaticFiles, environment
@@ -99,7 +99,7 @@ def _pages(site: Site, reader: Live) -> list[Route]:
             body = metrics_page(series, site.clock())
         return Response(body, headers={"content-type": CONTENT_TYPE})
 
-    modules = (chat, history, compare, runs, swarm, plan, tuning)
+    modules = (chat, history, compare, runs, sessions, swarm, plan, tuning)
     pages = [route for module in modules for route in module.routes(site)]
     return [*routes_of_now(site, reader), *pages, Route("/metrics", metrics)]
 

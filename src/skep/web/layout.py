@@ -41,11 +41,13 @@ PAGES = (
     ("history", "/history", "History", "h"),
     ("compare", "/compare", "Compare", "c"),
     ("runs", "/runs", "Runs", "r"),
+    ("sessions", "/sessions", "Sessions", "e"),
     ("swarm", "/swarm", "Swarm", "s"),
     ("plan", "/plan", "Plan", "p"),
     ("tuning", "/tuning", "Tuning", "t"),
 )
-PRIVATE = ("chat", "swarm")  # pages that the public does not have
+PRIVATE = ("chat", "sessions", "swarm")  # pages that the public does not have
+ADMINS = ("sessions",)  # pages that a client's key does not open
 PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
 STATIC = Path(__file__).parent / "static"
 _TYPES = {
@@ -76,7 +78,13 @@ def environment() -> Environment:
 
 def pages_of(site: Site) -> list[tuple[str, str, str, str]]:
     """Return the pages that this dashboard leads to."""
-    hidden = (*(PRIVATE if site.public else ()), *(() if site.can_compare() else ("compare",)))
+    hidden: list[str] = []
+    if site.public:
+        hidden += PRIVATE
+    if site.client:
+        hidden += ADMINS
+    if not site.can_compare():
+        hidden.append("compare")
     return [entry for entry in PAGES if entry[0] not in hidden]
 
 

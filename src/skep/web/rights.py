@@ -85,6 +85,10 @@ ROUTE_CLASSES = {
     "GET /api/swarm/{id}.json": RouteClass.ADMIN,
     "POST /swarm/{id}/cancel": RouteClass.ADMIN,
     "POST /swarm/{id}/resume": RouteClass.ADMIN,
+    "GET /sessions": RouteClass.ADMIN,
+    "GET /sessions/{id}": RouteClass.ADMIN,
+    "GET /api/sessions.json": RouteClass.ADMIN,
+    "GET /api/sessions/{id}.json": RouteClass.ADMIN,
     "POST /notes": RouteClass.ADMIN,
 }
 
