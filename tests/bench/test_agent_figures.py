@@ -1,6 +1,8 @@
 """Figures of sessions from rows made by hand: turns, hits, warm sessions, the session cliff."""
 
 import pytest
+from msgspec.structs import replace
+
 from sample_sessions import (
     ANSWER,
     GROWTH,
@@ -11,8 +13,6 @@ from sample_sessions import (
     summary_of,
     turn,
 )
-from msgspec.structs import replace
-
 from skep.bench.agent_figures import ConversationFact, agents_summary, turn_tokens
 from skep.store.records import ClientSample, EngineTimings, LevelFact
 

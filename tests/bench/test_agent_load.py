@@ -4,10 +4,10 @@ import asyncio
 from itertools import count
 
 import pytest
-from sample_sessions import tiny_shape
 from msgspec.structs import replace
 from sample_rows import HOST
 
+from sample_sessions import tiny_shape
 from skep.bench.agent_load import AgentPlan, cut_short, least_seconds, planned, run_agents
 from skep.bench.endpoint import context_tokens, find_endpoint
 from skep.catalog.session_shapes import ScriptedTurn, SessionScript, Varying, draw_sessions

@@ -1,7 +1,6 @@
 """Which number of sessions is run next: all levels in turns, or doubling until past the cliff."""
 
 from sample_sessions import level_rows, summary_of
-
 from skep.bench.agent_search import SessionRounds, SessionSearch
 
 

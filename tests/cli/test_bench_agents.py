@@ -160,3 +160,40 @@ def test_runs_of_agents_and_of_a_sweep_are_not_compared():
         call("bench", "sweep", "--url", engine.url, *sweep, check=0)
     assert "compare runs of one kind" in refused("runs", "compare", "last~1", "last")
     assert "are only drawn beside their like" in refused("runs", "report", "last~1", "last")
+
+
+def write_trace(*lines):
+    """Write a trace of AIPerf's form, and return its path."""
+    path = Path("trace.jsonl")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_trace_is_replayed_with_its_own_lengths():
+    path = write_trace(
+        {"session_id": "a", "input_length": 300, "output_length": 7},
+        {"session_id": "a", "input_length": 90, "output_length": 5, "delay": 10},
+    )
+    words = ("--trace", path, "-c", "1", "--sessions", "2", "--seed", "3")
+    with FakeEngine(**FAST) as engine:
+        done = call("bench", "agents", "--url", engine.url, *words, check=0)
+    rows = json.loads(call("runs", "export", "last", "--requests", "--format", "json").out)
+    outputs = [row["output_tokens"] for row in rows if row["level"] and not row["session"]]
+    assert outputs == [7, 5]
+    assert "trace.jsonl: 1 session, 2 turns" in done.err
+
+
+def test_a_trace_that_no_context_holds_is_one_line():
+    path = write_trace({"session_id": "a", "input_length": 90_000})
+    with FakeEngine(**FAST) as engine:
+        line = refused("bench", "agents", "--url", engine.url, "--trace", path)
+    assert line == (
+        "no session of `trace.jsonl` fits: the shortest begins with 90,000 tokens, the context "
+        "is 32,768 | serve with a longer context"
+    )
+
+
+def test_a_trace_of_another_format_is_one_line():
+    path = write_trace({"prompt": "hello"})
+    line = refused("bench", "agents", "--url", "http://127.0.0.1:9", "--trace", path)
+    assert line.startswith("line 1 of `trace.jsonl` is no request of a trace | a line is Mooncake")

@@ -347,7 +347,9 @@ class AgentBench:
                 script = part.script
                 longest = max(shared.get(script.shared_name, 0), script.shared_tokens)
                 shared[script.shared_name] = longest
-        beginnings = sorted(shared.items(), key=lambda item: -item[1])[:MOST_WARM_UPS]
+        longest_first = sorted(shared.items(), key=lambda item: -item[1])
+        beginnings = [item for item in longest_first[:MOST_WARM_UPS] if item[1]]
+        beginnings = beginnings or longest_first[:1]
         self.session.begin(level=0, repeat=0, done=0, total=len(beginnings))
         for index, (name, tokens) in enumerate(beginnings):
             row = await self._send_beginning(index, name, tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 from msgspec import to_builtins
@@ -15,18 +16,27 @@ from skep.bench.endpoint import Endpoint, context_tokens
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import kept_words, load_agents
 from skep.bench.tasks import calibrate_on
-from skep.catalog.session_shapes import check_window, draw_sessions, find_shape
+from skep.bench.trace_files import read_trace, repeated, trace_sessions
+from skep.catalog.session_shapes import (
+    SessionScript,
+    SessionShape,
+    check_window,
+    draw_sessions,
+    find_shape,
+)
 from skep.cli.bench import AgentsOptions
 from skep.cli.options import Interrupted, existing, run_measuring
 from skep.cli.sweep import AUTO, fail_for, level_view, levels_of, meter_for, seed_of
 from skep.host.facts import read_host
 from skep.paths import user_paths
-from skep.report.agents import agents_headline, print_agents
+from skep.report.agents import agents_headline, print_agents, trace_words
 from skep.report.terminal import note, print_json
 from skep.store.database import open_store
 from skep.units import parse_positive_seconds
 from skep.wire.client import Pool
 from skep.workload.session_text import SessionTexts
+
+SessionSource = SessionShape | Sequence[SessionScript]
 
 
 def run_agents_command(options: AgentsOptions) -> None:
@@ -49,7 +59,7 @@ def plan_of(options: AgentsOptions) -> AgentPlan:
     else:
         levels = levels_of(options.concurrency, "--concurrency")
     return AgentPlan(
-        load=options.shape,
+        load=options.trace.name if options.trace is not None else options.shape,
         concurrency=levels,
         finds_cliff=finds_cliff,
         sessions=options.sessions,
@@ -62,15 +72,22 @@ def plan_of(options: AgentsOptions) -> AgentPlan:
     )
 
 
+def source_of(options: AgentsOptions) -> SessionSource:
+    """Return where the sessions come from: the shape, or the sessions of a trace."""
+    if options.trace is None:
+        return find_shape(options.shape)
+    return read_trace(options.trace)
+
+
 def measure(plan: AgentPlan, options: AgentsOptions) -> AgentsSummary:
     """On Ctrl-C, print what there is of the run, unless as JSON, and raise Interrupted."""
+    source = source_of(options)
     latest_progress = deque([SessionProgress()], maxlen=1)
 
     async def run() -> AgentsSummary:
         endpoint = await options.find()
-        return await _measure_endpoint(plan, endpoint, latest_progress.append)
+        return await _measure_endpoint(plan, source, endpoint, latest_progress.append)
 
-    find_shape(options.shape)
     try:
         return run_measuring(run)
     except Interrupted:
@@ -93,9 +110,10 @@ def _interrupted(now: SessionProgress, *, as_json: bool) -> Interrupted:
 
 
 async def _measure_endpoint(
-    plan: AgentPlan, endpoint: Endpoint, watch: OnProgress
+    plan: AgentPlan, source: SessionSource, endpoint: Endpoint, watch: OnProgress
 ) -> AgentsSummary:
-    plan, scripts_of = await _sessions_of(plan, endpoint)
+    plan = replace(plan, window_tokens=await _window_of(plan, endpoint))
+    plan, scripts_of = _sessions_of(source, plan)
     note(agents_headline(plan, endpoint, least_seconds(plan, scripts_of)))
     calibration = await calibrate_on(endpoint, None, plan.seed)
     note(f"{calibration.chars_per_token:.2f} characters per token")
@@ -118,25 +136,33 @@ async def _measure_endpoint(
         )
 
 
-async def _sessions_of(plan: AgentPlan, endpoint: Endpoint) -> tuple[AgentPlan, ScriptsOf]:
+async def _window_of(plan: AgentPlan, endpoint: Endpoint) -> int | None:
+    """Return the tokens that sessions are held in; None: the endpoint does not tell."""
+    if plan.window_tokens is not None:
+        return plan.window_tokens
+    pool = Pool(endpoint.origin)
+    try:
+        return await context_tokens(pool, endpoint)
+    finally:
+        await pool.close()
+
+
+def _sessions_of(source: SessionSource, plan: AgentPlan) -> tuple[AgentPlan, ScriptsOf]:
     """Return the plan with the window that sessions are held in, and what draws them.
 
     Raises UserError for a window in which none can begin.
     """
     window_tokens = plan.window_tokens
+    if not isinstance(source, SessionShape):
+        held = trace_sessions(source, plan.load, window_tokens)
+        note(trace_words(plan.load, source, held))
+        return plan, partial(repeated, held)
     if window_tokens is None:
-        pool = Pool(endpoint.origin)
-        try:
-            window_tokens = await context_tokens(pool, endpoint)
-        finally:
-            await pool.close()
-    shape = find_shape(plan.load)
-    if window_tokens is None:
-        window_tokens = shape.wanted_window_tokens
+        window_tokens = source.wanted_window_tokens
         note(
             f"the endpoint does not tell its context: sessions stay below {window_tokens:,} "
             "tokens; --context N says another"
         )
-    check_window(shape, window_tokens)
-    scripts_of = partial(draw_sessions, shape, seed=plan.seed, window_tokens=window_tokens)
-    return replace(plan, window_tokens=window_tokens), scripts_of
+    check_window(source, window_tokens)
+    draw = partial(draw_sessions, source, seed=plan.seed, window_tokens=window_tokens)
+    return replace(plan, window_tokens=window_tokens), draw

@@ -6,6 +6,7 @@ Their options, nothing more.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
@@ -51,7 +52,7 @@ class BenchOptions(EndpointOptions):
 
     PANELS: ClassVar[dict[str, str]] = {
         "Load": "concurrency levels rate arrivals shape bank items delta tasks sample agents "
-        "sessions turns_at_most pause_scale context duration "
+        "trace sessions turns_at_most pause_scale context duration "
         "max_tokens fixed_output prompt_tokens turns think temperature seed",
         "Precision and time": "runs repeats precision budget quick warm_up timeout",
         "Endpoint": "url model models model_b key_env api",
@@ -190,6 +191,10 @@ class AgentsOptions(BenchOptions):
         ),
     ] = "1,2,4,8"
     shape: Annotated[str, option("Shape of the sessions: coding or small.")] = "coding"
+    trace: Annotated[
+        Path | None,
+        option("Replay the sessions of a JSONL trace instead, Mooncake's or AIPerf's."),
+    ] = None
     sessions: Annotated[
         int | None,
         option("Sessions per level and run (default: 2 per place, at least 4).", min=1),

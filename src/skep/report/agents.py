@@ -18,7 +18,16 @@ from skep.bench.agent_figures import (
 )
 from skep.bench.agent_load import AgentPlan, session_count
 from skep.bench.endpoint import Endpoint
-from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
+from skep.catalog.session_shapes import SessionScript
+from skep.report.columns import (
+    Column,
+    as_count,
+    as_percent,
+    at,
+    chosen,
+    plural,
+    print_records,
+)
 from skep.report.sweep_text import range_text
 from skep.report.terminal import note
 from skep.store.records import StoredRun
@@ -197,6 +206,16 @@ def agents_headline(plan: AgentPlan, endpoint: Endpoint, pauses_s: float) -> str
     if plan.finds_cliff:
         pauses = f"{pauses} with 1 session"
     return f"{model} at {endpoint.url}: {'; '.join(words)}; {pauses}; seed {plan.seed}"
+
+
+def trace_words(name: str, scripts: Sequence[SessionScript], held: Sequence[SessionScript]) -> str:
+    """Return what a trace has, and what of it a window holds."""
+    turns = sum(len(script.turns) for script in scripts)
+    held_turns = sum(len(script.turns) for script in held)
+    words = f"{name}: {plural(len(scripts), 'session')}, {plural(turns, 'turn')}"
+    if held_turns == turns:
+        return words
+    return f"{words}; the context holds {held_turns:,} turns of {len(held):,} sessions"
 
 
 def agents_text(run: StoredRun, summary: AgentsSummary, form: str) -> str:
