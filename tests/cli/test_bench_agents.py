@@ -4,13 +4,17 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from in_process import call, refused
 from installation import installation
+from msgspec.structs import replace
 
+from skep.store.database import open_store
+from skep.store.records import GatewayRequest
 from skep.testing.process import FakeEngine
 
 FAST = {"slots": 4, "token_ms": 0.5, "prefix_cache": "used", "ctx": 32_768}
@@ -197,3 +201,59 @@ def test_a_trace_of_another_format_is_one_line():
     path = write_trace({"prompt": "hello"})
     line = refused("bench", "agents", "--url", "http://127.0.0.1:9", "--trace", path)
     assert line.startswith("line 1 of `trace.jsonl` is no request of a trace | a line is Mooncake")
+
+
+def test_a_log_without_sessions_is_one_line():
+    line = refused("bench", "agents", "--url", "http://127.0.0.1:9", "--from-log", "7d")
+    assert line.startswith("the gateway has recorded no session in the last 7d | ")
+
+
+def test_a_trace_and_a_log_are_not_replayed_at_once():
+    words = ("--from-log", "7d", "--trace", "trace.jsonl")
+    line = refused("bench", "agents", "--url", "http://127.0.0.1:9", *words)
+    assert line == "--trace and --from-log are both given | choose one of them"
+
+
+def test_the_sessions_of_this_box_are_replayed(paths):
+    """Two turns that the gateway has recorded within the last week."""
+    names = {"session": "5e55", "conversation": "c0", "pause_s": 0.0}
+    request = GatewayRequest(
+        id="r1",
+        arrived_at=time.time() - 60,
+        path="/v1/chat/completions",
+        model="m",
+        priority="normal",
+        flow=None,
+        replica="r0",
+        attempts=1,
+        outcome="answered",
+        status=200,
+        code=None,
+        streamed=True,
+        queued_s=0.0,
+        first_byte_s=0.1,
+        ended_s=1.0,
+        prompt_tokens=400,
+        cached_tokens=0,
+        output_tokens=6,
+        request_bytes=1,
+        response_bytes=1,
+        turn=1,
+        **names,
+    )
+    later = replace(
+        request,
+        id="r2",
+        arrived_at=request.arrived_at + 9,
+        prompt_tokens=600,
+        output_tokens=4,
+        turn=2,
+    )
+    with open_store(paths.store) as store:
+        store.append_gateway_requests([request, later])
+    words = ("--from-log", "7d", "-c", "1", "--sessions", "1", "--seed", "3")
+    with FakeEngine(**FAST) as engine:
+        done = call("bench", "agents", "--url", engine.url, *words, check=0)
+    assert "log of 7d: 1 session, 2 turns" in done.err
+    rows = json.loads(call("runs", "export", "last", "--requests", "--format", "json").out)
+    assert [row["output_tokens"] for row in rows if row["level"]] == [6, 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from skep.bench.agent_figures import AgentsSummary
 from skep.bench.agent_load import AgentPlan, ScriptsOf, least_seconds, run_agents
 from skep.bench.endpoint import Endpoint, context_tokens
+from skep.bench.logged_sessions import logged_sessions
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import kept_words, load_agents
 from skep.bench.tasks import calibrate_on
@@ -27,12 +29,13 @@ from skep.catalog.session_shapes import (
 from skep.cli.bench import AgentsOptions
 from skep.cli.options import Interrupted, existing, run_measuring
 from skep.cli.sweep import AUTO, fail_for, level_view, levels_of, meter_for, seed_of
+from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.agents import agents_headline, print_agents, trace_words
 from skep.report.terminal import note, print_json
-from skep.store.database import open_store
-from skep.units import parse_positive_seconds
+from skep.store.database import open_store, read_store
+from skep.units import parse_positive_seconds, parse_seconds
 from skep.wire.client import Pool
 from skep.workload.session_text import SessionTexts
 
@@ -59,7 +62,7 @@ def plan_of(options: AgentsOptions) -> AgentPlan:
     else:
         levels = levels_of(options.concurrency, "--concurrency")
     return AgentPlan(
-        load=options.trace.name if options.trace is not None else options.shape,
+        load=load_name(options),
         concurrency=levels,
         finds_cliff=finds_cliff,
         sessions=options.sessions,
@@ -72,11 +75,36 @@ def plan_of(options: AgentsOptions) -> AgentPlan:
     )
 
 
+def load_name(options: AgentsOptions) -> str:
+    if options.trace is not None:
+        return options.trace.name
+    if options.from_log is not None:
+        return f"log of {options.from_log}"
+    return options.shape
+
+
 def source_of(options: AgentsOptions) -> SessionSource:
-    """Return where the sessions come from: the shape, or the sessions of a trace."""
-    if options.trace is None:
-        return find_shape(options.shape)
-    return read_trace(options.trace)
+    """Return where the sessions come from: the shape, or the sessions of a trace or of the log."""
+    if options.trace is not None and options.from_log is not None:
+        raise UserError("--trace and --from-log are both given", hint="choose one of them")
+    if options.trace is not None:
+        return read_trace(options.trace)
+    if options.from_log is not None:
+        return _own_sessions(options.from_log)
+    return find_shape(options.shape)
+
+
+def _own_sessions(since: str) -> list[SessionScript]:
+    """Return the sessions that the gateway has recorded since then."""
+    begin = time.time() - parse_seconds(since)
+    with read_store(user_paths(os.environ).store) as store:
+        scripts = logged_sessions(store.gateway_requests(begin))
+    if not scripts:
+        raise UserError(
+            f"the gateway has recorded no session in the last {since}",
+            hint="`skep sessions` lists what there is; `skep agent claude` starts one",
+        )
+    return scripts
 
 
 def measure(plan: AgentPlan, options: AgentsOptions) -> AgentsSummary:

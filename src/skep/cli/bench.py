@@ -52,7 +52,7 @@ class BenchOptions(EndpointOptions):
 
     PANELS: ClassVar[dict[str, str]] = {
         "Load": "concurrency levels rate arrivals shape bank items delta tasks sample agents "
-        "trace sessions turns_at_most pause_scale context duration "
+        "trace from_log sessions turns_at_most pause_scale context duration "
         "max_tokens fixed_output prompt_tokens turns think temperature seed",
         "Precision and time": "runs repeats precision budget quick warm_up timeout",
         "Endpoint": "url model models model_b key_env api",
@@ -194,6 +194,10 @@ class AgentsOptions(BenchOptions):
     trace: Annotated[
         Path | None,
         option("Replay the sessions of a JSONL trace instead, Mooncake's or AIPerf's."),
+    ] = None
+    from_log: Annotated[
+        str | None,
+        option("Replay the sessions of this box instead, such as 7d: those of the last week."),
     ] = None
     sessions: Annotated[
         int | None,
