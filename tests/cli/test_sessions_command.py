@@ -76,13 +76,25 @@ def test_sessions_are_listed_with_hits_beside_the_possible(stored):
 def test_the_newest_session_comes_first_and_old_ones_are_left_out(stored):
     old = {"arrived_at": time.time() - 9 * DAY_S, "session": "00000001"}
     stored(turn(1, **old), turn(1), turn(2, session="00000002"))
-    assert [row["session"] for row in call("sessions", "--json").json] == ["00000002", "3fa90b12"]
-    assert len(call("sessions", "--json", "--since", "10d").json) == 3
-    assert len(call("sessions", "--json", "-n", "1").json) == 1
+
+    def listed(*options):
+        return [row["session"] for row in call("sessions", "--all", "--json", *options).json]
+
+    assert listed() == ["00000002", "3fa90b12"]
+    assert len(listed("--since", "10d")) == 3
+    assert len(listed("-n", "1")) == 1
+
+
+def test_single_requests_are_listed_where_they_are_asked_for(stored):
+    stored(turn(1), turn(2), turn(1, session="00000002"))
+    done = call("sessions", check=0)
+    assert "00000002" not in done.out
+    assert "1 of a single turn are left out; --all lists them" in done.err
+    assert "00000002" in call("sessions", "--all", check=0).out
 
 
 def test_a_session_heard_of_lately_is_live(stored):
-    stored(turn(1), turn(1, session="00000002", arrived_at=time.time() - 5))
+    stored(turn(1), turn(2), turn(1, session="00000002", arrived_at=time.time() - 5))
     states = {row["session"]: row["live"] for row in call("sessions", "--json").json}
     assert states == {"3fa90b12": False, "00000002": True}
     assert "ago, live" in call("sessions", check=0).out

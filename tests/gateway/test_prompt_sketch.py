@@ -6,10 +6,13 @@ import pytest
 
 from skep.gateway.body_inspection import LONG_BYTES
 from skep.gateway.prompt_sketch import (
+    BURST_BYTES,
+    BYTES_A_TICK,
     COARSE_BLOCK,
     FINE_BLOCK,
     FINE_BYTES,
     SKETCHED_BYTES,
+    SketchBudget,
     look_at_prompt,
     offset_of,
     sketch_of,
@@ -90,13 +93,28 @@ def test_an_answer_that_speaks_of_marks_is_text():
     "text",
     [
         b"{" + b" " * SKETCHED_BYTES,
-        b'{"messages": 1}',
-        b'{"messages":[' + b"0," * LONG_BYTES + b"0]}",
+        b'{"messages": 1',
         b'{"model":"' + b"m" * SKETCHED_BYTES + b'"}',
+        b"",
     ],
 )
-def test_what_is_small_huge_or_no_prompt_has_no_sketch(text):
+def test_what_is_no_prompt_has_no_sketch(text):
     assert look_at_prompt(text) is None
+
+
+@pytest.mark.parametrize("length", [0, SKETCHED_BYTES - 1, LONG_BYTES + 1])
+def test_small_and_huge_bodies_are_not_sketched(length):
+    assert not SketchBudget().take(length)
+
+
+def test_a_flood_of_prompts_is_sketched_in_part():
+    budget = SketchBudget()
+    burst = [budget.take(LONG_BYTES) for _ in range(100)]
+    assert burst.count(True) == BURST_BYTES // LONG_BYTES
+    budget.refill()
+    later = [budget.take(LONG_BYTES) for _ in range(100)]
+    assert later.count(True) == BYTES_A_TICK // LONG_BYTES
+    assert repr(budget) == "<SketchBudget 0 bytes>"
 
 
 def test_a_sketch_is_small_and_holds_no_word():

@@ -85,8 +85,9 @@ def test_an_agent_that_names_no_session_has_one_by_how_it_begins(recording):
     assert first.session != second.session
 
 
-def test_a_small_request_without_a_name_is_of_no_session(recording):
-    gateway, rows, _ = recording()
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_small_request_without_a_name_is_of_no_session(recording, engines):
+    gateway, rows, _ = recording(*[{}] * engines)
     post(gateway)
     (row,) = rows(1)
     assert row.session is None

@@ -30,6 +30,8 @@ def fill(store):
             turn(2),
             *(turn(number, **EVICTED) for number in (3, 4, 5)),
             turn(1, session="00000007", conversation="00000007"),
+            turn(2, session="00000007", conversation="00000007"),
+            turn(1, session="00000008", conversation="00000008"),
             gateway_request(NOW - 60),
         ]
     )
@@ -39,10 +41,12 @@ def test_the_list_has_every_session_newest_first(ask):
     page = ask("/sessions")[1]
     assert page.index("/sessions/3fa90b12") < page.index("/sessions/00000007")
     assert "qwen&lt;b&gt;" in page
+    assert "00000008" not in page
     rows = ask.json("/api/sessions.json")["sessions"]
     assert [(row["session"], row["turns"], row["cold_turns"]) for row in rows] == [
         (SESSION, 5, 3),
-        ("00000007", 1, 0),
+        ("00000007", 2, 0),
+        ("00000008", 1, 0),
     ]
 
 

@@ -25,6 +25,9 @@ class SessionListOptions:
     limit: Annotated[
         int, option("Number of sessions to list, newest first.", "-n", "--limit", min=1)
     ] = 30
+    everything: Annotated[
+        bool, option("List sessions of a single turn, too, that are over.", "--all")
+    ] = False
     as_json: JsonOption = False
 
 
@@ -35,7 +38,7 @@ def list_sessions(options: SessionListOptions) -> None:
     COLD counts turns whose prompt was read again; a session's first turn is not among them.
     """
     from skep.report.columns import print_records
-    from skep.report.sessions import session_columns, session_document
+    from skep.report.sessions import has_turns, session_columns, session_document
     from skep.store.database import read_store
     from skep.store.sessions import MAKES_ONE, NONE_YET, sessions_since, with_live
     from skep.supervisor.hive_status import read_sessions
@@ -49,9 +52,12 @@ def list_sessions(options: SessionListOptions) -> None:
     now = time.time()
     with read_store(paths.store) as store:
         sessions = with_live(sessions_since(store, now - since_s), live, now - since_s)
+    listed = [entry for entry in sessions if options.everything or has_turns(entry, now)]
+    if len(listed) < len(sessions):
+        note(f"{len(sessions) - len(listed)} of a single turn are left out; --all lists them")
     print_list(
-        sessions[: options.limit],
-        lambda listed: print_records(session_columns(now), listed),
+        listed[: options.limit],
+        lambda entries: print_records(session_columns(now), entries),
         lambda session: session_document(session, now),
         as_json=options.as_json,
         none_yet=f"{NONE_YET}; {MAKES_ONE}",

@@ -7,6 +7,7 @@ prompts have no sketch: to read one again takes no time."""
 from __future__ import annotations
 
 import re
+import struct
 from itertools import chain
 from zlib import crc32
 
@@ -15,6 +16,9 @@ import msgspec
 from skep.gateway.body_inspection import LONG_BYTES, PromptFields, conversation_of
 
 SKETCHED_BYTES = 8192  # of a body; a smaller one has no sketch
+# Of bodies that are sketched, at four ticks a second: 2 % of a processor. And at most at once.
+BYTES_A_TICK = 2 << 20
+BURST_BYTES = 8 << 20
 FINE_BYTES = 32_768  # of a prompt, in blocks of FINE_BLOCK; the rest is in blocks of COARSE_BLOCK
 FINE_BLOCK = 512
 COARSE_BLOCK = 4096
@@ -62,6 +66,29 @@ class PromptSketch(msgspec.Struct, frozen=True, array_like=True):
         return self.digests[:-_DIGEST_BYTES]
 
 
+class SketchBudget:
+    """How many bytes of prompts may be sketched: where more goes through the gateway than engines
+    can read, it has other work.
+    """
+
+    def __init__(self) -> None:
+        self._left_bytes = BURST_BYTES
+
+    def __repr__(self) -> str:
+        return f"<SketchBudget {self._left_bytes} bytes>"
+
+    def take(self, length: int) -> bool:
+        """Return whether a body of that length may be sketched, and count it."""
+        if not SKETCHED_BYTES <= length <= min(LONG_BYTES, self._left_bytes):
+            return False
+        self._left_bytes -= length
+        return True
+
+    def refill(self) -> None:
+        """Called at each tick of the clock."""
+        self._left_bytes = min(BURST_BYTES, self._left_bytes + BYTES_A_TICK)
+
+
 class PromptLook(msgspec.Struct, frozen=True):
     sketch: PromptSketch
     conversation: int | None  # the digest of how it begins
@@ -75,9 +102,7 @@ _decoder = msgspec.json.Decoder(_PromptBody)
 
 
 def look_at_prompt(body: bytes) -> PromptLook | None:
-    """Return the sketch of a body's prompt; None: the body is too small, too long or not read."""
-    if not SKETCHED_BYTES <= len(body) <= LONG_BYTES:
-        return None
+    """Return the sketch of a body's prompt; None: there is none in it."""
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -95,8 +120,8 @@ def sketch_of(text: bytes) -> PromptSketch:
     fine_end = min(length, FINE_BYTES)
     fine = (view[at : at + FINE_BLOCK] for at in range(0, fine_end, FINE_BLOCK))
     coarse = (view[at : at + COARSE_BLOCK] for at in range(FINE_BYTES, length, COARSE_BLOCK))
-    digests = b"".join(crc32(block).to_bytes(_DIGEST_BYTES) for block in chain(fine, coarse))
-    return PromptSketch(digests, length)
+    digests = [*map(crc32, chain(fine, coarse))]
+    return PromptSketch(struct.pack(f">{len(digests)}I", *digests), length)
 
 
 def offset_of(block: int) -> int:

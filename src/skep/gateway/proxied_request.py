@@ -26,7 +26,12 @@ from skep.gateway.error_format import (
     retry_headers,
     speaks_anthropic,
 )
-from skep.gateway.prompt_sketch import SKETCHED_BYTES, PromptLook, look_at_prompt
+from skep.gateway.prompt_sketch import (
+    SKETCHED_BYTES,
+    PromptLook,
+    SketchBudget,
+    look_at_prompt,
+)
 from skep.gateway.request_policy import (
     COMMENT_PATHS,
     CONTEXT_PATHS,
@@ -81,6 +86,7 @@ class ProxyPort(Protocol):
     admission: Admission
     timeouts: Timeouts
     unloaded: UnloadedModels
+    sketches: SketchBudget
 
     def pool(self, spec: ReplicaSpec) -> Pool: ...
     def carry_out(self, actions: list[Action]) -> None: ...
@@ -178,7 +184,7 @@ class Exchange:
         call = pool.send(head, self, body, None if self.is_commenting else self._on_whole)
         if self._attempt is action:  # it may have failed at once
             self._call = call
-        if len(body) >= SKETCHED_BYTES:
+        if len(body) >= SKETCHED_BYTES and self._proxy.sketches.take(len(body)):
             self._unsketched = body
 
     def reject(self, action: Reject) -> None:
@@ -601,12 +607,15 @@ class Exchange:
         """Return which session the request belongs to, and what it adds to it; None: to none."""
         plan = self.plan
         summary = self.body_summary
-        self.sketch_prompt()
+        if self._unsketched:
+            self.sketch_prompt()
         prompt = self._prompt
         name = plan.session if plan.session is not None else summary.session
         beginning = summary.conversation
         if beginning is None and prompt is not None:
             beginning = prompt.conversation
+        if name is None and (beginning is None or self.request_bytes < SKETCHED_BYTES):
+            return None
         conversation = conversation_in(name, plan.agent, beginning)
         if conversation is None or not self.leased or plan.path not in STREAM_PATHS:
             return None

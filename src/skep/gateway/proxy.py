@@ -37,7 +37,7 @@ from skep.gateway.error_format import (
     limit_reached,
     no_such_path,
 )
-from skep.gateway.prompt_sketch import SKETCHED_BYTES
+from skep.gateway.prompt_sketch import SKETCHED_BYTES, SketchBudget
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.request_accounting import RequestAccounting
 from skep.gateway.request_policy import (
@@ -86,6 +86,7 @@ class Proxy:
         # A slot may be in release: do not wait for the next tick.
         self.slots_in_release = asyncio.Event()
         self.unloaded = UnloadedModels()
+        self.sketches = SketchBudget()
         self.on_wanted: Callable[[str], None] = lambda _model: None  # a model has to be loaded
         self._pools: dict[str, Pool] = {}  # by replica URL
         self._light: Counter[str] = Counter()  # requests without a slot, by replica URL
@@ -224,6 +225,7 @@ class Proxy:
         times a second. An error in one request does not stop the clock for the others.
         """
         try:
+            self.sketches.refill()
             now = time.monotonic()
             for number, exchange in enumerate(list(self.exchanges.values()), 1):
                 if number % LOOKED_AFTER_AT_ONCE == 0:

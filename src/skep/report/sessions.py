@@ -73,6 +73,13 @@ class DrawnTurn(msgspec.Struct, frozen=True):
         return cold_words(request, self.replica_before)
 
 
+def has_turns(session: SessionFigures, now: float) -> bool:
+    """Return whether a list shows the session: one of a single turn that is over was a single
+    request.
+    """
+    return session.turns > 1 or is_live(session, now)
+
+
 def is_live(session: SessionFigures, now: float) -> bool:
     return now - session.last_at < LIVE_S
 

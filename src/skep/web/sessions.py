@@ -17,6 +17,7 @@ from skep.report.sessions import (
     TURNS,
     advice,
     drawn_turns,
+    has_turns,
     session_columns,
     session_document,
     session_title,
@@ -41,8 +42,9 @@ class SessionPages:
         self.site = site
 
     def listing(self, _request: Request) -> Response:
-        sessions = self._sessions()
-        columns = session_columns(self.site.clock())
+        now = self.site.clock()
+        sessions = [session for session in self._sessions() if has_turns(session, now)]
+        columns = session_columns(now)
         full = len(sessions) > MOST
         return page(
             self.site,
