@@ -11,7 +11,7 @@ from generated import write_or_check
 
 from skep.deploy.commands import caveats, start_line
 from skep.deploy.plan_request import EVIDENCE, PlanFlags, answer_plan
-from skep.units import format_seconds
+from skep.report.plan_sessions import speed_line, wait_line, warm_line
 
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 RIGS = (
@@ -34,9 +34,9 @@ HEAD = """# Recipes for home rigs
 Find your rig and paste its line. It serves what `skep plan MODEL --gpu RIG -c N` recommends today; on the rig itself
 `skep up MODEL -c N` chooses the same.
 
-Figures are predictions for tasks of 16,384 tokens in and 1,024 out with nothing cached; 8 of 10 measurements should lie
-in the range in brackets. "Together" counts the time in which prompts are read, "each" only that in which an answer
-streams. `skep plan` also prints published measurements, where there are some;
+Figures are predictions for sessions of a coding agent ([sessions.md](sessions.md)): a turn is a request, a session has 43 of them,
+sends 20,000 tokens of system prompt and tools, and pauses while its tools run. `skep plan --load task` has those of single
+requests. `skep plan` also prints published measurements, where there are some;
 [accuracy.md](accuracy.md) compares both. Lines leave the vision tower out; add `--vision` if your agents send pictures.
 [which-model.md](which-model.md) explains how to choose. `make docs` writes this page.
 """
@@ -49,18 +49,18 @@ def page() -> str:
             PlanFlags(model, (rig,), agents=agents), Path("/nonexistent"), files=False
         )
         _, best = found.ranked[0]
-        at = next(level for level in best.predicted if level.concurrency == agents)
-        together = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f})"
-        speed = f"{together}, {at.task_tok_s:,.0f} each while an answer streams"
-        first = (
-            f"first token after {format_seconds(at.ttft_ms / 1000)}; "
-            f"{best.rated.context_each:,} tokens of context each"
-        )
-        parts += [f"## {title}\n", f"    {start_line(found, best)}\n", f"{speed}; {first}.\n"]
+        assert best.outlook is not None
+        speed = f"{speed_line(best.outlook, agents)}. {capitalized(wait_line(best, best.outlook))}"
+        warm = warm_line(best.outlook)
+        parts += [f"## {title}\n", f"    {start_line(found, best)}\n", f"{speed}; {warm}.\n"]
         parts += [
             f"Note: {line}.\n" for line in caveats(found, best)[:2] if is_for_this_page(line)
         ][:1]
     return "\n".join(parts)
+
+
+def capitalized(line: str) -> str:
+    return f"{line[0].upper()}{line[1:]}"
 
 
 def is_for_this_page(caveat: str) -> bool:

@@ -13,13 +13,14 @@ from skep.catalog.session_shapes import (
     find_shape,
     prompt_totals,
     session_shapes,
+    sources_of,
     steady_sessions,
     typical_tokens,
 )
 from skep.errors import UserError
 
 SHAPES = list(session_shapes().values())
-VARYING = [name for name in SHAPES[0].__struct_fields__ if name != "sources"]
+FIELDS = SHAPES[0].__struct_fields__
 
 
 def turns(*lengths):
@@ -39,12 +40,12 @@ def test_a_value_of_a_shape_that_varies_names_its_source(shape):
         "compact_share",
         "summary_tokens",
     )
-    assert set(values) <= set(shape.sources)
+    assert set(values) <= set(sources_of(shape.name))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_sources_name_values_that_are_there(shape):
-    assert set(shape.sources) <= set(VARYING)
+    assert set(sources_of(shape.name)) <= set(FIELDS)
 
 
 def test_half_of_the_draws_are_below_the_median_and_one_of_ten_above_the_tenth():

@@ -41,7 +41,8 @@ def best(words):
     ],
 )
 def test_what_home_labs_found_comes_out(words, engine, tp, replicas, context):
-    answer = best(words)
+    """They counted single requests."""
+    answer = best(f"{words} --load task")
     assert (answer["engine"], answer["topology"]["tp"], answer["topology"]["replicas"]) == (
         engine,
         tp,
@@ -53,8 +54,8 @@ def test_what_home_labs_found_comes_out(words, engine, tp, replicas, context):
 
 @pytest.fixture
 def page(paths):
-    """What is printed of two cards without further wishes."""
-    return call("plan", *DENSE.split(), check=0).out
+    """What is printed of tasks on two cards without further wishes."""
+    return call("plan", *DENSE.split(), "--load", "task", check=0).out
 
 
 def test_a_plan_is_read_at_a_glance(page):
@@ -82,7 +83,7 @@ def test_a_plan_has_one_start_line_that_pins_the_model_and_its_checkpoint(page):
 
 
 def test_the_start_line_starts_what_the_plan_says(two_3090s):
-    answer = call("plan", "qwen3.6-27b", "--json", check=0).json["plans"][0]
+    answer = call("plan", "qwen3.6-27b", "--engine", "vllm", "--json", check=0).json["plans"][0]
     json = call(*shlex.split(answer["up"])[1:], "--dry-run", "--json", check=0).json
     (serve,) = json["serve"]
     assert (serve["engine"], serve["slots"], serve["context"]) == (
@@ -154,7 +155,7 @@ def test_names_with_an_x_are_understood_and_context_and_pictures_are_demands():
 SHAPE = r"1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
 EVIDENCE = {
     "a preset": (
-        f"{DENSE} -c 4 --replicas 2 --engine vllm",
+        f"{DENSE} -c 4 --replicas 2 --engine vllm --load task",
         (
             rf"^published for 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, "
             r"[-+]\d+ %$"
@@ -225,7 +226,7 @@ def test_rigs_of_the_same_cards_have_their_own_published_lines():
 def test_rigs_side_by_side_end_with_what_to_buy():
     """Those that meet the requirement stand first, the cheap ones before the dear ones."""
     rigs = ("--gpu", "rtx-5090@2500", "--gpu", "rtx-3060@250", "--gpu", "2x rtx-3090@700")
-    out = call("plan", "qwen3.6-27b", *rigs, check=0).out
+    out = call("plan", "qwen3.6-27b", *rigs, "--load", "task", check=0).out
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[3:6]] == ["2x", "rtx-5090", "rtx-3060"]
     assert lines[3].startswith("2x rtx-3090 @700 each")
@@ -255,7 +256,16 @@ def test_the_rig_to_buy_is_the_one_to_start_on_also_in_the_document_and_on_the_p
 
 def test_the_most_for_the_money_is_not_said_beside_a_higher_figure():
     """Two old cards give more tok/s for their price, but not within --slo."""
-    rigs = ("--gpu", "2x rtx-3090@100", "--gpu", "rtx-5090@2500", "--slo", "ttft=15s")
+    rigs = (
+        "--gpu",
+        "2x rtx-3090@100",
+        "--gpu",
+        "rtx-5090@2500",
+        "--slo",
+        "ttft=15s",
+        "--load",
+        "task",
+    )
     lines = call("plan", "qwen3.6-27b", *rigs, check=0).out.splitlines()
     assert [line.split()[0] for line in lines[3:5]] == ["rtx-5090", "2x"]
     (buy,) = (line for line in lines if line.startswith("Buy rtx-5090"))
@@ -265,7 +275,7 @@ def test_the_most_for_the_money_is_not_said_beside_a_higher_figure():
 def test_the_two_speeds_of_a_plan_say_what_each_is_of():
     """Four times 34 is more than 64: prompts are read in between."""
     lines = call(
-        "plan", *DENSE.split()[:1], "--gpu", "2x rtx-3090", "-c", "4", check=0
+        "plan", *DENSE.split()[:1], "--gpu", "2x rtx-3090", "--load", "task", check=0
     ).out.splitlines()
     assert lines[1].endswith("tok/s each while an answer streams")
     assert "reading prompts included" in lines[1]

@@ -7,14 +7,16 @@ from skep.catalog.gpus import device
 from skep.catalog.models import geometry
 from skep.catalog.session_shapes import find_shape, typical_tokens
 from skep.planner.caching import KvTier
+from skep.planner.candidates import PlanGoal
 from skep.planner.predict import prospect
 from skep.planner.session_outlook import (
     SessionLevel,
     cliff_of,
+    estimated_level,
     outlook,
     session_level,
-    typical_request,
     warm_sessions,
+    with_sessions,
 )
 from skep.planner.setup import Layout, Rig, Setup, find_kv, find_quant
 from skep.planner.step import published_constants
@@ -45,6 +47,7 @@ def level(sessions, turns_per_min, hit_share):
         session_s=60.0,
         first_token_s=1.0,
         first_token_p95_s=2.0,
+        first_token_mean_s=1.2,
         hit_share=hit_share,
         possible_share=0.9,
         preemptions=0,
@@ -94,6 +97,12 @@ def test_what_sessions_share_is_held_once(speed_model):
     assert warm_sessions(roomy, SMALL, WINDOW) == 5
 
 
+def test_a_slot_with_memory_of_its_own_holds_one_session(speed_model):
+    setup = replace(speed_model.setup, engine="llamacpp")
+    own_slots = replace(speed_model, setup=setup, slots=3, pool_tokens=1e6)
+    assert warm_sessions(own_slots, SMALL, WINDOW) == 3
+
+
 def test_two_replicas_hold_twice_the_sessions(speed_model):
     setup = replace(speed_model.setup, layout=Layout(replicas=2))
     both = replace(speed_model, setup=setup, steps=())
@@ -106,11 +115,24 @@ def test_a_session_of_the_usual_number_of_turns_takes_its_turns_and_pauses(speed
 
 
 def test_the_usual_request_of_a_coding_session_is_mostly_cached():
-    prompt, output, cached_share = typical_request(find_shape("coding"), 65_536)
-    assert 30_000 < prompt < 50_000
-    assert output == pytest.approx(444, rel=0.1)
-    assert cached_share > 0.8
+    goal = with_sessions(PlanGoal(), find_shape("coding"), 65_536)
+    assert 30_000 < goal.input_tokens < 50_000
+    assert goal.output_tokens == pytest.approx(444, rel=0.1)
+    assert goal.cached_share > 0.8
 
 
 def test_a_plan_of_sessions_is_the_same_each_time(speed_model, on_card):
     assert outlook(speed_model, SMALL, WINDOW, LEVELS) == on_card
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 4, 8])
+def test_an_estimate_is_near_to_what_is_played(speed_model, sessions):
+    played = session_level(speed_model, SMALL, sessions, WINDOW)
+    estimated = estimated_level(speed_model, SMALL, sessions, WINDOW)
+    assert estimated.turns_per_min == pytest.approx(played.turns_per_min, rel=0.35)
+
+
+def test_an_estimate_knows_of_a_pool_that_is_too_small(speed_model):
+    tight = replace(speed_model, pool_tokens=20_000.0)
+    roomy = estimated_level(speed_model, SMALL, 8, WINDOW)
+    assert estimated_level(tight, SMALL, 8, WINDOW).turns_per_min < roomy.turns_per_min

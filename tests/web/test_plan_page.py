@@ -56,15 +56,39 @@ def test_a_setup_is_called_the_same_on_the_page_as_on_the_command_line(ask, path
     first_line = answer_lines(answer, choice, choice.plans[0])[0]
     name = first_line.partition(" for 4 agents: ")[2]
     assert name.endswith("mtp n=3 (vllm)")
-    assert f"{name} gives 4 agents" in page
+    assert f"{name} gives 4 sessions" in page
     assert "mtp:3" not in re.sub(r"<code>.*?</code>", "", page)
     reason = html.escape(choice.rejected[0].reason)
     assert f"<li>2 x TP=1, BF16, FP8 (vllm): {reason}</li>" in page
 
 
+def test_the_page_shows_what_sessions_get_and_how_many_stay_warm(ask, paths):
+    page = ask("/plan?model=qwen3.6-27b&card=rtx-3090&count=2&whole=1")[1]
+    answer = answer_plan(PlanFlags("qwen3.6-27b", ("2x rtx-3090",)), paths.store)
+    outlook = answer.choices[0].plans[0].outlook
+    assert f"{outlook.warm_sessions} sessions of {outlook.typical_tokens:,} tokens" in page
+    assert "turns/min with KV in RAM" in page
+
+
+def test_a_page_of_tasks_has_no_sessions(ask):
+    page = ask("/plan?model=qwen3.6-27b&card=rtx-3090&count=2&load=task&whole=1")[1]
+    assert "gives 4 agents" in page
+    assert "stay warm" not in page
+
+
+def test_a_load_that_nobody_knows_is_refused_with_those_there_are():
+    with pytest.raises(UserError, match="no load is called `big`") as error:
+        asked_of("model=qwen3-8b&load=big")
+    assert error.value.hint == "there are coding, small, task"
+
+
+def test_lengths_in_an_address_of_before_mean_a_task():
+    assert asked_of("model=qwen3-8b&input_tokens=2048").load == "task"
+
+
 def test_the_page_says_why_every_faster_layout_comes_after_the_first(ask):
     """It said so in the terminal alone, and of the fastest alone."""
-    query = "model=gemma-4-31b&card=rtx-5090"
+    query = "model=gemma-4-31b&card=rtx-5090&load=task"
     plans = ask.json(f"/api/plan.json?{query}")["plans"]
     tok_s = [round(level_of(plan, 4)["effective_tok_s"]) for plan in plans]
     faster = [speed for speed in tok_s if speed > tok_s[0]]
@@ -91,12 +115,12 @@ def test_without_a_model_there_are_the_form_and_examples(ask):
 
 
 def test_an_address_holds_all_that_was_asked():
-    plan_query = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, input_tokens=2048)
-    assert plan_query.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&input_tokens=2048"
+    plan_query = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, load="task", input_tokens=2048)
+    cards = "model=qwen3-8b&card=rtx-3090&count=2"
+    assert plan_query.query() == f"{cards}&agents=8&load=task&input_tokens=2048"
     assert asked_of(plan_query.query()) == plan_query
-    assert (
-        plan_query.command()
-        == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --prompt-tokens 2048'
+    assert plan_query.command() == (
+        'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --load task --prompt-tokens 2048'
     )
     assert asked_of("model=qwen3-8b").flags().gpu == ()  # this machine
 

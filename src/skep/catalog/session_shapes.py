@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from random import Random
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,6 @@ class SessionShape(msgspec.Struct, frozen=True):
     summary_tokens: int
     least_window_tokens: int
     wanted_window_tokens: int
-    sources: Mapping[str, str] = {}
     name: str = ""
 
 
@@ -124,14 +124,24 @@ class SessionScript(msgspec.Struct, frozen=True):
 
 
 @cache
+def _tables() -> dict[str, dict[str, Any]]:
+    text = files("skep.catalog").joinpath("session_shapes.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
 def session_shapes() -> dict[str, SessionShape]:
     """Return the shapes by name, in the order of the file."""
-    text = files("skep.catalog").joinpath("session_shapes.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
     return {
-        name: msgspec.convert(fields | {"name": name}, SessionShape)
-        for name, fields in document.items()
+        name: msgspec.convert({**fields, "name": name}, SessionShape)
+        for name, fields in _tables().items()
     }
+
+
+def sources_of(name: str) -> Mapping[str, str]:
+    """Return where each value of a shape was read."""
+    sources: Mapping[str, str] = _tables()[name]["sources"]
+    return sources
 
 
 def find_shape(name: str) -> SessionShape:
@@ -239,9 +249,10 @@ def fitted(script: SessionScript, shape: SessionShape, window_tokens: int | None
     return msgspec.structs.replace(script, turns=tuple(turns))
 
 
+@cache
 def steady_sessions(
     shape: SessionShape, count: int, *, window_tokens: int, turns: int = STEADY_TURNS
-) -> list[SessionScript]:
+) -> tuple[SessionScript, ...]:
     """Return parts of sessions that are under way, for a plan: every session has the same lengths
     and pauses in another order, and they have grown to all sizes that a window holds. Without
     chance, so that a plan can be repeated.
@@ -270,9 +281,10 @@ def steady_sessions(
         if _starts_subagents(shape, number, turns):
             script = _with_subagents(script, shape, window_tokens)
         sessions.append(fitted(script, shape, window_tokens))
-    return sessions
+    return tuple(sessions)
 
 
+@cache
 def typical_tokens(shape: SessionShape, window_tokens: int) -> int:
     """Return what a session has grown to on average, with its answer."""
     sessions = steady_sessions(shape, 32, window_tokens=window_tokens)
@@ -280,6 +292,7 @@ def typical_tokens(shape: SessionShape, window_tokens: int) -> int:
     return round(sum(prompts) / len(prompts) + mean_of(shape.output_tokens))
 
 
+@cache
 def mean_of(quantity: Varying) -> float:
     return sum(quantity.at((place + 0.5) / 100) for place in range(100)) / 100
 

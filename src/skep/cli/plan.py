@@ -29,7 +29,7 @@ class PlanOptions:
 
     PANELS: ClassVar[dict[str, str]] = {
         "GPUs": "gpu link",
-        "Load and goal": "agents goal slo input_tokens output_tokens",
+        "Load and goal": "agents load goal slo input_tokens output_tokens",
         "Choices to pin": (
             "engine version quant kv tp pp ep replicas slots context utilization spec graphs "
             "vision"
@@ -57,6 +57,13 @@ class PlanOptions:
             "--concurrency",
             min=1,
             max=4096,
+        ),
+    ] = None
+    load: Annotated[
+        str | None,
+        option(
+            "What agents send: sessions of a coding agent (coding), of one with a short prompt "
+            "(small), or single requests of which nothing is cached (task)."
         ),
     ] = None
     goal: Annotated[str, option("Optimise for throughput or latency.")] = "throughput"

@@ -269,6 +269,7 @@ def plan_document(answer: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[st
     setup = plan.setup
     held = plan.memory
     at = plan.rated.outcome.effective_tok_s
+    session = plan.rated.session
     return {
         "rig": choice.rig.title,
         "engine": setup.engine,
@@ -285,6 +286,9 @@ def plan_document(answer: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[st
         "card_bytes": held.usable_bytes,
         "largest_context": plan.largest_context,
         "predicted": [_rounded(point) for point in plan.predicted],
+        "sessions": to_builtins(plan.outlook) if plan.outlook is not None else None,
+        "turns_per_min": round(session.turns_per_min, 4) if session is not None else None,
+        "window_tokens": plan.rated.window_tokens or None,
         "rests_on": rests_on(plan),
         "meets_slo": plan.rated.over_limit <= 1.0 if answer.goal.limits else None,
         "checkpoint": plan.checkpoint,

@@ -25,6 +25,7 @@ from skep.deploy.plan_request import (
     pins_of,
     read_model,
     read_rigs,
+    with_window,
 )
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, as_published
@@ -126,8 +127,15 @@ def answer_formats(
         own_basis(store, model.geometry.id, quant, resolved.rig if flags.gpu else None),
     )
     engines = engines_of(flags, model, resolved)
-    best = trial.choice(pins, engines, checkpoint_asked(flags, model))
-    if not best.plans:
+    checkpoint = checkpoint_asked(flags, model)
+
+    def choice(of_goal: PlanGoal) -> PlanChoice:
+        return replace(trial, goal=of_goal).choice(pins, engines, checkpoint)
+
+    best = with_window(choice, goal)
+    if best.plans:
+        trial = replace(trial, goal=best.plans[0].rated.goal)
+    else:
         engine = best.rejected[0].engine if best.rejected else engines[0]
         raise fits_nowhere(model.geometry, best, goal, pins, engine)
     weights, kv = _rows(trial, model, pins, engines, best, tick)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from skep.catalog.presets import Metric, Preset, parse_draft
+from skep.catalog.session_shapes import SessionShape, find_shape, session_shapes
 from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.deploy.chat_template import folder_takes_tools, header_takes_tools
 from skep.errors import SkepError, UserError, WeightsError
@@ -28,6 +30,7 @@ from skep.planner.order import first_of
 from skep.planner.published import PublishedRow, cards_title, published_rows, way_of
 from skep.planner.ranking import Basis, BasisOf, band
 from skep.planner.rules import runs_cuda_kernels
+from skep.planner.session_outlook import with_sessions
 from skep.planner.setup import (
     QUANTS,
     Quant,
@@ -46,6 +49,9 @@ if TYPE_CHECKING:
 
 GOALS = ("throughput", "latency")
 AGENTS = 4  # to plan for, where nobody says how many
+TASK = "task"  # the load of single requests, none of them cached
+_WINDOW_SHARES = (0.75, 0.5)  # of the context that sessions should have, where it does not fit
+_SMALLER_LOAD = "plan with `--load small` or `--load task`, or a model with a longer context"
 _QUANT_ENDINGS = (
     "awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16",
 )  # fmt: skip
@@ -77,6 +83,7 @@ class PlanFlags(PinnedSizes, frozen=True):
     spec: str | None = None
     graphs: bool | None = None  # False: eager
     vision: bool = False
+    load: str | None = None  # a shape of sessions, or `task`; None: as `load_of` says
 
 
 class ModelFound(Struct, frozen=True):
@@ -200,17 +207,16 @@ def answer_plan(
         check_flags(resolved.rig, goal, pins, model.geometry)
         names = engines_of(flags, model, resolved)
         basis_of = own_basis(store, model.geometry.id, quant, resolved.rig if elsewhere else None)
-        choices.append(
-            choose(
-                model.geometry,
-                resolved.rig,
-                goal,
-                pins,
-                engines=names,
-                basis_of=basis_of,
-                checkpoint=checkpoint,
-            )
+        choice = partial(
+            choose,
+            model.geometry,
+            resolved.rig,
+            pins=pins,
+            engines=names,
+            basis_of=basis_of,
+            checkpoint=checkpoint,
         )
+        choices.append(with_window(choice, goal))
         engines += names
         notes += [basis_of(name).note for name in names]
     published = evidence(choices, goal.agents)
@@ -218,6 +224,32 @@ def answer_plan(
     distinct_notes = tuple(dict.fromkeys(filter(None, notes)))
     used = tuple(dict.fromkeys(engines))
     return PlanAnswer(flags, model, goal, pins, used, tuple(choices), distinct_notes, published)
+
+
+def with_window(choice: Callable[[PlanGoal], PlanChoice], goal: PlanGoal) -> PlanChoice:
+    """Return the choice for sessions with the context that they should have; where no layout gives
+    it to those of all agents, for less of it, as far as they can work with that.
+    """
+    wanted = choice(goal)
+    if goal.shape is None or _gives_windows(wanted, goal):
+        return wanted
+    able = wanted
+    for share in _WINDOW_SHARES:
+        window = max(goal.least_window_tokens, int(share * goal.window_tokens))
+        if window < goal.window_tokens:
+            narrow = with_sessions(goal, find_shape(goal.shape), window)
+            smaller = choice(narrow)
+            if _gives_windows(smaller, narrow):
+                return smaller
+            able = smaller if smaller.plans else able
+    return able
+
+
+def _gives_windows(choice: PlanChoice, goal: PlanGoal) -> bool:
+    if not choice.plans:
+        return False
+    best = choice.plans[0].rated
+    return best.holds_all and best.window_tokens >= goal.window_tokens
 
 
 def checkpoint_asked(flags: PlanFlags, model: ModelFound) -> str | None:
@@ -243,27 +275,75 @@ def nothing_fits(answer: PlanAnswer) -> SkepError | None:
     return max(errors, key=lambda error: error.exit_code)
 
 
-def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
-    """Return what the plan is for. A task without lengths is as long as an agent's, as far as the
-    context is enough.
+def load_of(flags: PlanFlags, model: ModelFound) -> str:
+    """Return the load that is planned: lengths that are given are those of a task. Where nobody
+    says, the first sessions that have room in the model's context, else tasks.
     """
-    _one_of("--goal", flags.goal, GOALS)
-    limits: tuple[tuple[str, float], ...] = ()
-    if flags.slo is not None:
-        from skep.stats.slo import SloLimits
+    lengths = flags.input_tokens or flags.output_tokens
+    if flags.load is None:
+        context = min(flags.context or _NO_LIMIT, model.geometry.max_context or _NO_LIMIT)
+        fitting = (
+            name
+            for name, shape in session_shapes().items()
+            if shape.least_window_tokens <= context and not lengths
+        )
+        return next(fitting, TASK)
+    _one_of("--load", flags.load, (*session_shapes(), TASK))
+    if flags.load != TASK and lengths:
+        raise UserError(
+            f"--prompt-tokens and --output-tokens are of a task, --load {flags.load} has its own",
+            hint="leave them out, or plan with `--load task`",
+        )
+    return flags.load
 
-        limits = tuple((limit.name, limit.ms) for limit in SloLimits.parse(flags.slo).limits)
+
+def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
+    """Return what the plan is for: sessions with the context that they should have, or tasks."""
+    load = load_of(flags, model)
+    if load == TASK:
+        return _goal_of_tasks(flags, model)
+    return _goal_of_sessions(flags, model, find_shape(load))
+
+
+def _goal_of_sessions(flags: PlanFlags, model: ModelFound, shape: SessionShape) -> PlanGoal:
+    limit = model.geometry.max_context or _NO_LIMIT
+    window = min(flags.context or shape.wanted_window_tokens, limit)
+    if window < shape.least_window_tokens:
+        raise UserError(
+            f"sessions of `--load {shape.name}` need a context of {shape.least_window_tokens:,} "
+            f"tokens, this is {window:,}",
+            hint=_SMALLER_LOAD,
+        )
+    goal = PlanGoal(kind=_kind_of(flags), agents=flags.agents, limits=_limits_of(flags))
+    return with_sessions(goal, shape, window)
+
+
+def _kind_of(flags: PlanFlags) -> str:
+    _one_of("--goal", flags.goal, GOALS)
+    return flags.goal
+
+
+def _limits_of(flags: PlanFlags) -> tuple[tuple[str, float], ...]:
+    if flags.slo is None:
+        return ()
+    from skep.stats.slo import SloLimits
+
+    return tuple((limit.name, limit.ms) for limit in SloLimits.parse(flags.slo).limits)
+
+
+def _goal_of_tasks(flags: PlanFlags, model: ModelFound) -> PlanGoal:
+    """A task without lengths is as long as an agent's, as far as the context is enough."""
     model_limit = model.geometry.max_context or _NO_LIMIT
     max_tokens = min(flags.context or _NO_LIMIT, model_limit)
     usual_output = min(AGENT_OUTPUT_TOKENS, max(1, max_tokens // 8))
     output = flags.output_tokens or usual_output
     usual_input = min(AGENT_INPUT_TOKENS, max(1, max_tokens - output))
     return PlanGoal(
-        kind=flags.goal,
+        kind=_kind_of(flags),
         agents=flags.agents,
         input_tokens=flags.input_tokens or usual_input,
         output_tokens=output,
-        limits=limits,
+        limits=_limits_of(flags),
     )
 
 

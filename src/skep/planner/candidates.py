@@ -76,13 +76,22 @@ class Pins(PinnedSizes, frozen=True, kw_only=True):
 
 
 class PlanGoal(msgspec.Struct, frozen=True):
-    """`limits`: (ttft | tpot | total, milliseconds at most)."""
+    """`limits`: (ttft | tpot | total, milliseconds at most).
+
+    Of sessions, the tokens are those of a usual turn: the prompt with all that is cached of it.
+    """
 
     kind: str = "throughput"  # or latency
     agents: int = 4
     input_tokens: float = 1024
     output_tokens: float = 512
     limits: tuple[tuple[str, float], ...] = ()
+    shape: str | None = None  # of the sessions; None: single tasks
+    cached_share: float = 0.0
+    shared_tokens: int = 0  # with which all sessions begin
+    # The context that a session should be able to have, and the least it can work with.
+    window_tokens: int = 0
+    least_window_tokens: int = 0
 
     @property
     def need_tokens(self) -> int:
@@ -91,7 +100,9 @@ class PlanGoal(msgspec.Struct, frozen=True):
 
     def load(self, concurrency: int | None = None) -> PlannedLoad:
         agents = self.agents if concurrency is None else concurrency
-        return PlannedLoad(agents, self.input_tokens, self.output_tokens)
+        return PlannedLoad(
+            agents, self.input_tokens, self.output_tokens, cached_share=self.cached_share
+        )
 
 
 def layouts(
@@ -290,6 +301,14 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
     return smallest(rig.cards[: layout.cards])
 
 
+def held_tokens(goal: PlanGoal, setup: Setup, slots: int) -> int:
+    """Return the KV that each slot holds of a pool: what sessions share is there once."""
+    if goal.shape is None or not has_pool(setup.engine):
+        return goal.need_tokens
+    own_tokens = goal.need_tokens - goal.shared_tokens
+    return ceil(own_tokens + goal.shared_tokens / slots)
+
+
 def place(
     setup: Setup,
     card: Device,
@@ -320,7 +339,7 @@ def place(
         tried = replace(setup, slots=slots, context=context, utilization=share)
         if not memory(tried, card, context=context, slots=slots).fits:
             return None
-        task_tokens = min(goal.need_tokens, context)
+        task_tokens = min(held_tokens(goal, setup, slots), context)
         full = memory(tried, card, context=task_tokens, slots=slots, at_once=slots)
         is_tight = margin and full.fits_on_paper_only
         if full.fits and not is_tight:

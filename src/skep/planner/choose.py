@@ -14,12 +14,22 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.models import Geometry, find_checkpoint, is_published
+from skep.catalog.session_shapes import find_shape
 from skep.planner import candidates, ranking
-from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
+from skep.planner.caching import KvTier
+from skep.planner.candidates import (
+    USUAL_RAM_GIB,
+    Pins,
+    PlanGoal,
+    held_tokens,
+    place,
+    sizing_card,
+)
 from skep.planner.memory import (
     KV_POOL,
     MemoryPlan,
     has_pool,
+    kv_bytes_per_token,
     longest_context,
     longest_shared_context,
 )
@@ -36,8 +46,9 @@ from skep.planner.predict import SpeedModel
 from skep.planner.published import same_format
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rules import check, refusal, what_does_not_divide
-from skep.planner.setup import QUANTS, Layout, Rig, Setup
-from skep.units import format_bytes
+from skep.planner.session_outlook import SessionOutlook, outlook
+from skep.planner.setup import QUANTS, Layout, Rig, Setup, default_link
+from skep.units import GIB, format_bytes
 
 # Left out in this order: what computing adds to reading comes before the reading itself.
 _TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -65,6 +76,11 @@ _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
 # no quantization mends these
 _LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")
 SHOWN = 8
+_WITH_OUTLOOK = 3  # plans whose sessions are played at several numbers of them
+KV_SHARE_OF_RAM = 0.5
+# of a card's link that KV is copied back with: 29 GB/s of 63 on an H200, vLLM 0.24
+_COPY_SHARE = 0.46
+_MOST_PCIE_GBS = 63.0  # a card with NVLink reads system memory over PCIe 5.0 x16 nevertheless
 
 
 def step_shares(speed_model: SpeedModel, goal: PlanGoal) -> dict[str, float]:
@@ -347,6 +363,7 @@ class Plan(msgspec.Struct, frozen=True):
     checkpoint: str | None
     order: tuple[int, ...]
     why: tuple[str, ...]
+    outlook: SessionOutlook | None = None  # where sessions are planned
 
     @property
     def setup(self) -> Setup:
@@ -390,6 +407,9 @@ def choose(
     all_rated = [rated for candidates_of_engine, _ in surveys for rated in candidates_of_engine]
     rejected = tuple(r for _, rejected_of_engine in surveys for r in rejected_of_engine)
     best = in_order(all_rated)[:max_plans]
+    if goal.shape is not None:
+        best = in_order([ranking.with_played_sessions(rated) for rated in best])
+        all_rated = best
     plans = []
     for number, rated in enumerate(best):
         if all_levels:
@@ -397,7 +417,10 @@ def choose(
         else:
             at = (goal.agents,)
         launched = rated if pins.context else _stretched(rated)
-        plans.append(_plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order))
+        plan = _plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order)
+        if goal.shape is not None and all_levels and number < _WITH_OUTLOOK:
+            plan = replace(plan, outlook=_outlook(rated, goal, with_ram=number == 0))
+        plans.append(plan)
     first_because = why_first(all_rated, best) if best else None
     room_costs = what_room_costs(all_rated) if best else None
     if best:
@@ -405,6 +428,32 @@ def choose(
     else:
         idle = None
     return PlanChoice(rig, order, tuple(plans), rejected, first_because, room_costs, idle)
+
+
+def _outlook(rated: Rated, goal: PlanGoal, *, with_ram: bool) -> SessionOutlook:
+    assert goal.shape is not None
+    return outlook(
+        rated.prospect,
+        find_shape(goal.shape),
+        ranking.window_of(goal, rated.setup),
+        ranking.levels(goal.agents),
+        kv_in_ram(rated.setup, rated.rig) if with_ram else None,
+    )
+
+
+def kv_in_ram(setup: Setup, rig: Rig) -> KvTier | None:
+    """Return what half of the machine's memory would hold of KV for each replica, and how fast
+    that comes back; None where the memory is the card's own.
+    """
+    if rig.cards[0].unified_memory:
+        return None
+    layout = setup.layout
+    card_bytes = kv_bytes_per_token(setup)  # of a token, on each card of a replica
+    ram_bytes = (rig.ram_gib or USUAL_RAM_GIB) * GIB * KV_SHARE_OF_RAM / layout.replicas
+    tokens = ram_bytes / (card_bytes * layout.tp)
+    card_link = min(default_link(card).gbs for card in rig.cards if not card.unified_memory)
+    gbs = min(card_link, _MOST_PCIE_GBS)
+    return KvTier(tokens, gbs * 1e9 * _COPY_SHARE / card_bytes)
 
 
 def _levels_of(place: int, goal: PlanGoal) -> tuple[int, ...]:
@@ -468,14 +517,18 @@ def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
 
 def _stretched(rated: Rated) -> Rated:
     """Return the setup with the longest context that one sequence can have: slots share a pool,
-    llama.cpp's have their own.
+    llama.cpp's have their own. Sessions get no more than all of them can fill at once, as agents
+    grow into what they are given.
     """
     setup = rated.setup
     slots = setup.slots or 1
     longest = rated.context_each
     if has_pool(setup.engine):
-        shared = longest_shared_context(setup, rated.card, slots, rated.goal.need_tokens)
+        held = held_tokens(rated.goal, setup, slots)
+        shared = longest_shared_context(setup, rated.card, slots, held)
         longest = max(longest, shared)
+    if rated.goal.shape is not None:
+        longest = min(longest, max(rated.goal.window_tokens, rated.context_each))
     return replace(rated, setup=replace(setup, context=max(longest, setup.context or 0)))
 
 

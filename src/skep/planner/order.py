@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from skep.planner.memory import has_pool
 from skep.planner.ranking import KNOWN_ENGINES, Rated, kernels_share
 from skep.units import format_seconds
 
@@ -23,6 +24,7 @@ WITH_ROOM = 0.85  # of the fastest's speed: slower than that, room for every age
 SAME_CONTEXT = 0.75  # of the largest context; below it agents run out of room sooner
 SESSION_TASKS = 2  # that a conversation grows to: from here on only twice the context is more
 MOST_TASKS = 8  # a conversation that has grown to more tells no layouts apart
+SPARE_SESSIONS = 1.5  # times the agents: so many should stay warm
 SAME_SESSION = 0.5  # of the largest context, where both hold a session
 SAME_FIRST_TOKEN = 1.25  # times the shortest wait
 SHORT_WAIT_S = 1.5  # longer than the shortest: nobody minds
@@ -68,7 +70,7 @@ def why_first(candidates: Candidates, listed: Candidates) -> str | None:
     """
     first = first_of(candidates)
     faster = [rated for rated in listed if _is_shown_faster(rated, first)]
-    faster.sort(key=_shown_tok_s, reverse=True)
+    faster.sort(key=_shown_speed, reverse=True)
     clauses = []
     for rule, reason in RULES:
         remaining = rule(candidates)
@@ -91,7 +93,11 @@ def what_room_costs(candidates: Candidates) -> str | None:
     if first.holds_all:
         return None
     roomy = [
-        rated for rated in candidates if rated.holds_all and rated.published >= first.published
+        rated
+        for rated in candidates
+        if rated.holds_all
+        and rated.published >= first.published
+        and rated.window_tokens >= min(first.window_tokens, first.goal.least_window_tokens)
     ]
     if not roomy:
         return None
@@ -102,9 +108,10 @@ def what_room_costs(candidates: Candidates) -> str | None:
 
 
 def _is_shown_faster(rated: Rated, first: Rated) -> bool:
-    tok_s = round(_shown_tok_s(rated))
-    tok_s_of_first = round(_shown_tok_s(first))
-    return tok_s > tok_s_of_first
+    digits = 0 if rated.session is None else 1
+    speed = round(_shown_speed(rated), digits)
+    speed_of_first = round(_shown_speed(first), digits)
+    return speed > speed_of_first
 
 
 def _nicer(first: Rated, near: Rated) -> str:
@@ -140,6 +147,15 @@ def _within_limits(candidates: Candidates) -> Candidates:
 
 def _are_known_to_start(candidates: Candidates) -> Candidates:
     return _those(candidates, lambda rated: rated.no_start is None)
+
+
+def _give_a_window(candidates: Candidates) -> Candidates:
+    """Keep those in which a session has the context that it needs, and if it costs less than half
+    of the speed, the one that is planned.
+    """
+    goal = candidates[0].goal
+    able = _those(candidates, lambda rated: rated.window_tokens >= goal.least_window_tokens)
+    return _unless_slower(able, lambda rated: rated.window_tokens >= goal.window_tokens, HALF)
 
 
 def _hold_all_agents(candidates: Candidates) -> Candidates:
@@ -193,20 +209,35 @@ def _inside_the_band(candidates: Candidates, share: float) -> Candidates:
 
 def _have_context(candidates: Candidates) -> Candidates:
     """Keep those with about the largest context; where all hold a session, half of it is as
-    good.
+    good. Where sessions are planned, keep those with room for a few more: sub-agents, and
+    sessions that have grown.
     """
+    goal = candidates[0].goal
+    if goal.shape is not None:
+        return _those(candidates, lambda rated: _has_spare_room(rated, goal.agents))
     largest = max(map(_useful_context, candidates))
-    session = SESSION_TASKS * candidates[0].goal.need_tokens
+    session = SESSION_TASKS * goal.need_tokens
     about_as_much = min(SAME_CONTEXT * largest, session)
     enough = max(about_as_much, SAME_SESSION * largest)
     return [rated for rated in candidates if _useful_context(rated) >= enough]
 
 
+def _has_spare_room(rated: Rated, agents: int) -> bool:
+    """Return whether more sessions stay warm than there are agents. Slots with memory of their own
+    hold one each, however much that is.
+    """
+    return not has_pool(rated.setup.engine) or rated.warm_sessions >= SPARE_SESSIONS * agents
+
+
 def _answer_soon(candidates: Candidates) -> Candidates:
-    """Keep those whose first token comes about as soon as the soonest."""
-    soonest = min(rated.outcome.ttft_s for rated in candidates)
+    """Keep those whose first token comes about as soon as the soonest. Of sessions, turns a minute
+    count the wait already.
+    """
+    if candidates[0].goal.shape is not None:
+        return candidates
+    soonest = min(rated.first_token_s for rated in candidates)
     latest = max(SAME_FIRST_TOKEN * soonest, soonest + SHORT_WAIT_S)
-    return [rated for rated in candidates if rated.outcome.ttft_s <= latest]
+    return [rated for rated in candidates if rated.first_token_s <= latest]
 
 
 def _are_fastest(candidates: Candidates) -> Candidates:
@@ -231,7 +262,7 @@ def _beats(rival: Rated, rated: Rated) -> bool:
 
     Where both hold the same context, more bits of each weight may make up for the rest.
     """
-    if rival.speed <= rated.speed or rival.outcome.ttft_s >= rated.outcome.ttft_s:
+    if rival.speed <= rated.speed or rival.first_token_s >= rated.first_token_s:
         return False
     if rival.context_each == rated.context_each:
         return rival.setup.quant.nominal >= rated.setup.quant.nominal
@@ -293,6 +324,15 @@ def _late(_: Rated, faster: Candidates) -> str:
 
 def _broken(_: Rated, faster: Candidates) -> str:
     return f"somebody with such cards could not start {_names(faster)}"
+
+
+def _cramped(first: Rated, faster: Candidates) -> str:
+    windows = [rated.window_tokens for rated in faster]
+    verb = _verb(faster, "gives", "give")
+    return (
+        f"a session has a context of {first.window_tokens:,} tokens, while {_names(faster)} "
+        f"{verb} {max(windows):,}{_at_most(windows)}"
+    )
 
 
 def _small(first: Rated, faster: Candidates) -> str:
@@ -368,6 +408,12 @@ def _is_doubted(first: Rated, faster: Rated) -> bool:
 
 
 def _narrow(first: Rated, faster: Candidates) -> str:
+    if first.goal.shape is not None:
+        warm = [rated.warm_sessions for rated in faster]
+        return (
+            f"{first.warm_sessions} sessions stay warm against {max(warm)}{_at_most(warm)}, "
+            f"while {_lead(faster)} by less than plans are off"
+        )
     contexts = [rated.context_each for rated in faster]
     held = (
         f"{first.context_each:,} tokens of context each against "
@@ -377,8 +423,8 @@ def _narrow(first: Rated, faster: Candidates) -> str:
 
 
 def _slow_to_begin(first: Rated, faster: Candidates) -> str:
-    soonest = min(rated.outcome.ttft_s for rated in faster)
-    wait = format_seconds(first.outcome.ttft_s)
+    soonest = min(rated.first_token_s for rated in faster)
+    wait = format_seconds(first.first_token_s)
     waits = f"{wait} against {format_seconds(soonest)}"
     lead = _lead(faster)
     return f"the first token comes after {waits}, while {lead} by less than plans are off"
@@ -386,7 +432,7 @@ def _slow_to_begin(first: Rated, faster: Candidates) -> str:
 
 def _beaten(_: Rated, faster: Candidates) -> str:
     return (
-        "another layout has more tok/s, no less context and a sooner first token than "
+        "another layout is faster, has no less context and a sooner first token than "
         f"{_names(faster)}"
     )
 
@@ -431,11 +477,15 @@ def _name(rated: Rated) -> str:
     setup = rated.setup
     drafts = f", {setup.spec}" if setup.spec is not None else ""
     form = f"{setup.quant.title}{drafts}"
-    speed = f"{_shown_tok_s(rated):,.0f} tok/s"
+    speed = f"{_shown_speed(rated):,.0f} tok/s"
+    if rated.session is not None:
+        speed = f"{_shown_speed(rated):,.1f} turns/min"
     return f"{setup.layout}, {form} ({setup.engine}) with {speed}"
 
 
-def _shown_tok_s(rated: Rated) -> float:
+def _shown_speed(rated: Rated) -> float:
+    if rated.session is not None:
+        return rated.session.turns_per_min
     return rated.outcome.effective_tok_s
 
 
@@ -445,6 +495,7 @@ RULES: tuple[
     (_can_be_had, _unpublished),
     (_within_limits, _late),
     (_are_known_to_start, _broken),
+    (_give_a_window, _cramped),
     (_hold_all_agents, _small),
     (_leave_a_margin, _tight),
     (_stay_on_cards, _in_ram),

@@ -8,14 +8,28 @@ import math
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
-from skep.planner.candidates import PlanGoal, sizing_card
+from skep.catalog.session_shapes import find_shape
+from skep.planner.candidates import PlanGoal, held_tokens, sizing_card
 from skep.planner.correction import Correction, correction
-from skep.planner.memory import MemoryPlan, longest_context, memory
+from skep.planner.memory import (
+    MemoryPlan,
+    has_pool,
+    longest_context,
+    longest_shared_context,
+    memory,
+)
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
 from skep.planner.published import is_measured
 from skep.planner.rules import DRAFTS_FAIL, Finding
+from skep.planner.session_outlook import (
+    SessionLevel,
+    estimated_level,
+    session_level,
+    warm_sessions,
+)
 from skep.planner.setup import Rig, Setup
 from skep.planner.step import UNTUNED, Constants, StepTuning, fitted_bands, published_constants
 
@@ -124,7 +138,9 @@ class Rated(msgspec.Struct, frozen=True):
     outcome: PredictedOutcome
     goal: PlanGoal
     over_limit: float  # the worst figure as a share of its limit; 1 or less is within
-    speed: float  # what the goal is about: tok/s of all agents, or tasks a second of one
+    # What the goal is about: tok/s of all agents, turns a minute of their sessions, or tasks a
+    # second of one.
+    speed: float
     low: float  # the least `speed` in 8 of 10 cases
     alone_tok_s: float  # of a single agent
     context_each: int  # tokens in every slot at once
@@ -133,6 +149,9 @@ class Rated(msgspec.Struct, frozen=True):
     holds_all: bool = True  # the tasks of all agents at once
     measured: bool = False  # somebody has published a figure of this layout on such cards
     corrected: Correction | None = None  # by others' rows of this layout
+    session: SessionLevel | None = None  # what the agents' sessions get, where they are planned
+    window_tokens: int = 0  # the longest context of one session beside the others
+    warm_sessions: int = 0  # that the KV pools hold
 
     @property
     def score(self) -> float:
@@ -140,6 +159,13 @@ class Rated(msgspec.Struct, frozen=True):
         if self.goal.kind == "latency":
             return self.speed
         return float(self.speed * self.alone_tok_s**_ALONE)
+
+    @property
+    def first_token_s(self) -> float:
+        """The wait for an answer: of a turn, where sessions are planned."""
+        if self.session is not None:
+            return self.session.first_token_mean_s
+        return self.outcome.ttft_s
 
     @property
     def slots(self) -> int:
@@ -168,7 +194,11 @@ class Rated(msgspec.Struct, frozen=True):
         """Return the memory of one card with a whole task in every slot."""
         slots = self.setup.slots or 1
         return memory(
-            self.setup, self.card, context=self.goal.need_tokens, slots=slots, at_once=slots
+            self.setup,
+            self.card,
+            context=held_tokens(self.goal, self.setup, slots),
+            slots=slots,
+            at_once=slots,
         )
 
 
@@ -222,7 +252,8 @@ def on_paper(setup: Setup, rig: Rig, goal: PlanGoal) -> bool:
     """Return whether it fits with too little to spare, every slot with a whole task in it."""
     slots = setup.slots or 1
     card = sizing_card(rig, setup.layout)
-    context = min(goal.need_tokens, setup.context or goal.need_tokens)
+    held = held_tokens(goal, setup, slots)
+    context = min(held, setup.context or held)
     return memory(setup, card, context=context, slots=slots, at_once=slots).fits_on_paper_only
 
 
@@ -259,14 +290,24 @@ def rate(
     card = sizing_card(rig, setup.layout)
     prediction = speed_model_of(setup, rig, goal, basis)
     outcome = prediction.outcome(goal.load())
-    total_s = outcome.ttft_s + outcome.tpot_s * goal.output_tokens
+    session = None
+    warm = 0
+    if goal.shape is not None:
+        shape = find_shape(goal.shape)
+        window = window_of(goal, setup)
+        session = estimated_level(prediction, shape, goal.agents, window)
+        warm = warm_sessions(prediction, shape, window)
+    first_token_s = outcome.ttft_s if session is None else session.first_token_mean_s
+    total_s = first_token_s + outcome.tpot_s * goal.output_tokens
     figures = {
-        "ttft": outcome.ttft_s * 1000,
+        "ttft": first_token_s * 1000,
         "tpot": outcome.tpot_s * 1000,
         "total": total_s * 1000,
     }
     if goal.kind == "latency":
         predicted_speed = 1.0 / max(1e-9, total_s)
+    elif session is not None:
+        predicted_speed = session.turns_per_min
     else:
         predicted_speed = outcome.effective_tok_s
     speed = predicted_speed * kernels_share(setup, card)
@@ -289,7 +330,44 @@ def rate(
         holds_all=holds_all(setup, goal),
         measured=is_measured(setup, rig),
         corrected=correction_of(setup, rig, basis, goal.agents),
+        session=session,
+        window_tokens=_window(setup, card, goal, pinned_context),
+        warm_sessions=warm,
     )
+
+
+def with_played_sessions(rated: Rated) -> Rated:
+    """Return a setup with what its sessions get when they are played, in place of the estimate
+    that it was found with.
+    """
+    goal = rated.goal
+    assert goal.shape is not None
+    session = session_level(
+        rated.prospect, find_shape(goal.shape), goal.agents, window_of(goal, rated.setup)
+    )
+    if goal.kind == "latency":
+        return replace(rated, session=session)
+    speed = session.turns_per_min * kernels_share(rated.setup, rated.card)
+    low_share = rated.low / rated.speed
+    return replace(rated, session=session, speed=speed, low=speed * low_share)
+
+
+def window_of(goal: PlanGoal, setup: Setup) -> int:
+    """Return the context that a session is played with."""
+    return min(goal.window_tokens, setup.model.max_context or goal.window_tokens)
+
+
+def _window(setup: Setup, card: Device, goal: PlanGoal, pinned: int | None) -> int:
+    """Return the longest context that one session can have while the others hold theirs."""
+    if goal.shape is None:
+        return 0
+    slots = setup.slots or 1
+    if has_pool(setup.engine):
+        held = held_tokens(goal, setup, slots)
+        longest = longest_shared_context(setup, card, slots, held)
+    else:
+        longest = longest_context(setup, card, slots, with_margin=True)
+    return min(longest, pinned or longest)
 
 
 def levels(agents: int) -> tuple[int, ...]:

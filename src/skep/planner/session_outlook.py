@@ -7,7 +7,9 @@ Plays sessions that are under way (`planner.sessions`) on the setup's speed mode
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
@@ -15,12 +17,13 @@ from msgspec.structs import replace
 from skep.catalog.session_shapes import (
     STEADY_TURNS,
     SessionShape,
-    mean_of,
     prompt_totals,
     steady_sessions,
     typical_tokens,
 )
 from skep.planner.caching import CachingReplica, KvTier
+from skep.planner.candidates import PlanGoal
+from skep.planner.memory import has_pool
 from skep.planner.predict import SpeedModel
 from skep.planner.sessions import play_sessions
 
@@ -28,6 +31,8 @@ from skep.planner.sessions import play_sessions
 _BLOCK_TOKENS = 512
 # Fewer turns a minute than so much of the most are a loss.
 _LOSS = 0.97
+_ROUNDS = 4  # until speed and number of sequences at once agree
+_LEAST_FREE = 0.1  # of a card's time, for answers, however many prompts there are
 # Hits that are so far below the possible ones are a loss.
 _LOST_HITS = 0.10
 
@@ -38,8 +43,9 @@ class SessionLevel(msgspec.Struct, frozen=True):
     sessions: int
     turns_per_min: float
     session_s: float  # one of the usual number of turns, pauses included
-    first_token_s: float
+    first_token_s: float  # by the median
     first_token_p95_s: float
+    first_token_mean_s: float
     hit_share: float
     possible_share: float
     preemptions: int
@@ -76,7 +82,7 @@ def session_level(
         CachingReplica(
             step,
             speed_model.slots,
-            speed_model.pool_tokens,
+            pool_of(speed_model, shape, window_tokens),
             speed_model.chunk_tokens,
             block_tokens=_BLOCK_TOKENS,
             ram=ram,
@@ -93,9 +99,53 @@ def session_level(
         session_s=turn_s * shape.turns.median,
         first_token_s=outcome.first_token_s,
         first_token_p95_s=outcome.first_token_p95_s,
+        first_token_mean_s=outcome.first_token_mean_s,
         hit_share=found_tokens / outcome.prompt_tokens,
         possible_share=prompt_totals(scripts).possible_share,
         preemptions=outcome.preemptions,
+    )
+
+
+def estimated_level(
+    speed_model: SpeedModel, shape: SessionShape, sessions: int, window_tokens: int
+) -> SessionLevel:
+    """Return about what `session_level` would, without playing: enough to tell many setups apart.
+
+    A turn takes its pause, its prompt and its answer; the prompts of the others slow it down, and
+    prompts that a full pool has lost are computed again.
+    """
+    turn = usual_turn(shape, window_tokens)
+    step = speed_model.step
+    on_one = sessions / speed_model.setup.layout.replicas
+    own_tokens = typical_tokens(shape, window_tokens) - shape.shared_tokens
+    wanted_tokens = shape.shared_tokens + on_one * own_tokens
+    pool_tokens = pool_of(speed_model, shape, window_tokens)
+    kept_share = min(1.0, pool_tokens / wanted_tokens)
+    computed = turn.new_tokens + (1 - kept_share) * (turn.prompt_tokens - turn.new_tokens)
+    chunk = min(float(speed_model.chunk_tokens), computed)
+    passes = computed / chunk
+    prefill_s = passes * step.seconds(0, 0.0, chunk, turn.prompt_tokens)
+    decoding = min(on_one, float(speed_model.slots))
+    turn_s = turn.pause_s
+    for _ in range(_ROUNDS):
+        sequences = max(1, round(decoding))
+        token_s = step.seconds(sequences, sequences * turn.prompt_tokens)
+        answer_s = turn.output_tokens * token_s / step.tokens_per_step(sequences)
+        free_share = max(_LEAST_FREE, 1 - on_one * prefill_s / max(turn_s, on_one * prefill_s))
+        turn_s = turn.pause_s + prefill_s + answer_s / free_share
+        decoding = min(float(speed_model.slots), on_one * answer_s / free_share / turn_s)
+    turn_s = max(turn_s, on_one * prefill_s)
+    wait_s = max(prefill_s, turn_s - turn.pause_s - answer_s)
+    return SessionLevel(
+        sessions=sessions,
+        turns_per_min=60.0 * sessions / turn_s,
+        session_s=turn_s * shape.turns.median,
+        first_token_s=wait_s,
+        first_token_p95_s=wait_s,
+        first_token_mean_s=wait_s,
+        hit_share=1 - computed / turn.prompt_tokens,
+        possible_share=1 - turn.new_tokens / turn.prompt_tokens,
+        preemptions=0,
     )
 
 
@@ -103,11 +153,26 @@ def warm_sessions(
     speed_model: SpeedModel, shape: SessionShape, window_tokens: int, ram_tokens: float = 0.0
 ) -> int:
     """Return how many sessions of the usual size the pools of all replicas hold: what they share
-    is held once in each.
+    is held once in each. Where slots have their own memory, each holds one session.
     """
-    own = typical_tokens(shape, window_tokens) - shape.shared_tokens
+    replicas = speed_model.setup.layout.replicas
+    typical = typical_tokens(shape, window_tokens)
+    if not has_pool(speed_model.setup.engine):
+        on_cards = int(min(speed_model.slots, speed_model.pool_tokens // typical))
+        return (on_cards + int(ram_tokens // typical)) * replicas
+    own = typical - shape.shared_tokens
     room = max(0.0, speed_model.pool_tokens - shape.shared_tokens) + ram_tokens
-    return int(room // own) * speed_model.setup.layout.replicas
+    return int(room // own) * replicas
+
+
+def pool_of(speed_model: SpeedModel, shape: SessionShape, window_tokens: int) -> float:
+    """Return the tokens that sessions may use of a replica's memory: of slots with memory of their
+    own no more than a session of the usual size in each.
+    """
+    if has_pool(speed_model.setup.engine):
+        return speed_model.pool_tokens
+    in_slots = speed_model.slots * typical_tokens(shape, window_tokens)
+    return min(speed_model.pool_tokens, float(in_slots))
 
 
 def cliff_of(levels: Sequence[SessionLevel]) -> int | None:
@@ -154,11 +219,37 @@ def outlook(
     )
 
 
-def typical_request(shape: SessionShape, window_tokens: int) -> tuple[int, int, float]:
-    """Return the usual prompt and answer of a session in tokens, and the share of the prompt that
-    a cache may hold.
-    """
+class UsualTurn(msgspec.Struct, frozen=True):
+    """The means over the turns of sessions that are under way."""
+
+    prompt_tokens: float
+    new_tokens: float  # of the prompt
+    output_tokens: float
+    pause_s: float
+
+
+@cache
+def usual_turn(shape: SessionShape, window_tokens: int) -> UsualTurn:
     scripts = steady_sessions(shape, 32, window_tokens=window_tokens)
-    output = round(mean_of(shape.output_tokens))
-    prompt = typical_tokens(shape, window_tokens) - output
-    return prompt, output, prompt_totals(scripts).possible_share
+    turns = [turn for script in scripts for turn in script.turns]
+    return UsualTurn(
+        prompt_tokens=fmean(prompt for script in scripts for prompt in script.prompts()),
+        new_tokens=fmean(turn.new_tokens for turn in turns),
+        output_tokens=fmean(turn.output_tokens for turn in turns),
+        pause_s=fmean(turn.pause_s for turn in turns),
+    )
+
+
+def with_sessions(goal: PlanGoal, shape: SessionShape, window_tokens: int) -> PlanGoal:
+    """Return the goal with sessions of a shape in so long a context."""
+    turn = usual_turn(shape, window_tokens)
+    return replace(
+        goal,
+        input_tokens=round(turn.prompt_tokens),
+        output_tokens=round(turn.output_tokens),
+        shape=shape.name,
+        cached_share=1 - turn.new_tokens / turn.prompt_tokens,
+        shared_tokens=shape.shared_tokens,
+        window_tokens=window_tokens,
+        least_window_tokens=shape.least_window_tokens,
+    )

@@ -37,6 +37,7 @@ class SessionOutcome(msgspec.Struct, frozen=True):
     session_s: float  # by the median, from its first turn on
     first_token_s: float  # by the median
     first_token_p95_s: float
+    first_token_mean_s: float
     prompt_tokens: float
     hit_tokens: float
     ram_tokens: float
@@ -271,6 +272,7 @@ class _SessionPlay:
             session_s=quantile(durations, 0.5),
             first_token_s=quantile(firsts, 0.5),
             first_token_p95_s=quantile(firsts, 0.95),
+            first_token_mean_s=sum(firsts) / max(1, len(firsts)),
             prompt_tokens=sum(count.prompt_tokens for count in counts),
             hit_tokens=sum(count.hit_tokens for count in counts),
             ram_tokens=sum(count.ram_tokens for count in counts),

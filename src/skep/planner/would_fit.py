@@ -11,9 +11,11 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.models import Geometry
+from skep.catalog.session_shapes import session_shapes
 from skep.errors import DoesNotFit, UserError
-from skep.planner.candidates import Pins, PlanGoal
+from skep.planner.candidates import AGENT_OUTPUT_TOKENS, Pins, PlanGoal
 from skep.planner.choose import PlanChoice, bases
+from skep.planner.session_outlook import with_sessions
 from skep.planner.setup import QUANTS, Rig, Setup, default_link
 
 _MOST_CARDS = 16
@@ -147,6 +149,9 @@ def _try_less_context(plan_sought: PlanSought, trials: WouldFit) -> None:
             f"{contexts[-1]:,} tokens of context",
         )
         return
+    if goal.shape is not None:
+        _try_smaller_load(plan_sought, trials)
+        return
     prompts = _halves(int(goal.input_tokens), _LEAST_PROMPT)
     if not prompts:
         return
@@ -162,6 +167,26 @@ def _try_less_context(plan_sought: PlanSought, trials: WouldFit) -> None:
     else:
         way = f"--prompt-tokens {shorter.input_tokens:.0f}"
     trials.add(way, f"tasks of {goals[-1].need_tokens:,} tokens")
+
+
+def _try_smaller_load(plan_sought: PlanSought, trials: WouldFit) -> None:
+    """Try sessions of the smallest kind, then tasks of the shortest prompts."""
+    goal = plan_sought.goal
+    free = replace(plan_sought.pins, context=None)
+    small = min(session_shapes().values(), key=lambda shape: shape.least_window_tokens)
+    loads = {}
+    if small.name != goal.shape:
+        loads[f"--load {small.name}"] = with_sessions(goal, small, small.least_window_tokens)
+    task = PlanGoal(
+        kind=goal.kind,
+        agents=goal.agents,
+        input_tokens=_LEAST_PROMPT,
+        output_tokens=AGENT_OUTPUT_TOKENS,
+        limits=goal.limits,
+    )
+    loads[f"--load task --prompt-tokens {_LEAST_PROMPT}"] = task
+    fitting = (words for words, load in loads.items() if plan_sought.setups(goal=load, pins=free))
+    trials.add(next(fitting, None), f"tasks of {task.need_tokens:,} tokens")
 
 
 def _halves(tokens: int, smallest: int) -> list[int]:

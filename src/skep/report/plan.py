@@ -28,6 +28,15 @@ from skep.planner.memory import KV_POOL, STATE, WINDOW, Term
 from skep.planner.ranking import Predicted
 from skep.planner.setup import CardLink, KvType, Layout, Quant, Speculation, find_kv, find_quant
 from skep.report.columns import Column, as_count, plural, print_records, terminal_width
+from skep.report.plan_sessions import (
+    SESSIONS,
+    load_words,
+    session_rows,
+    speed_line,
+    wait_line,
+    warm_line,
+    window_warning,
+)
 from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
 
 if TYPE_CHECKING:
@@ -89,7 +98,8 @@ def _print_rig(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None
         title = "Layouts, best first"
     else:
         title = f"Layout of {answer.preset.preset.name}"
-    _section(f"{title} ({_FIGURE_WORDS})")
+    words = _FIGURE_WORDS if best.outlook is None else _TURN_WORDS
+    _section(f"{title} ({words})")
     ranked = answer.ranked
     levels: Sequence[Predicted] = best.predicted
     if not in_full:
@@ -99,9 +109,15 @@ def _print_rig(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None
     if choice.first_because is not None:
         _say_wrapped(f"first because: {choice.first_because}")
     goal = answer.goal
-    load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
-    _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
-    print_records(SPEEDS, levels)
+    basis = f"rests on {_BASIS[rests_on(best)]}"
+    if best.outlook is not None:
+        _section(f"Expected by number of sessions ({basis})")
+        print_records(SESSIONS, session_rows(best.outlook))
+        _say_wrapped(load_words(best.outlook))
+    else:
+        load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
+        _section(f"Expected by number of agents ({load}; {basis})")
+        print_records(SPEEDS, levels)
     if answer.preset is not None and answer.preset.figures:
         _print_published(answer.preset)
     _say("")
@@ -111,6 +127,9 @@ def _print_rig(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None
 def _print_warnings(answer: PlanAnswer, choice: PlanChoice, *, in_full: bool) -> None:
     best = choice.plans[0]
     warnings = list(caveats(answer, best))
+    window = window_warning(best)
+    if window is not None:
+        warnings.insert(0, window)
     if len(answer.choices) == 1:  # said beside the cards already
         warnings = [line for line in warnings if line != choice.idle]
     if not in_full:
@@ -171,8 +190,13 @@ def answer_lines(answer: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str
     first = f"first token after {format_seconds(at.ttft_ms / 1000)}{met}"
     context = _context_words(answer, best)
     lines = [f"{answer.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
-    lines.append(f"{together}; {streaming}")
-    lines.append(f"{first}; {context}")
+    if best.outlook is not None:
+        lines.append(speed_line(best.outlook, goal.agents))
+        lines.append(wait_line(best, best.outlook) + met)
+        lines.append(warm_line(best.outlook))
+    else:
+        lines.append(f"{together}; {streaming}")
+        lines.append(f"{first}; {context}")
     if best.checkpoint is not None:
         line = f"{best.checkpoint}, {format_bytes(download_bytes(best))} to download"
         checkpoint = checkpoint_of(best.checkpoint)
@@ -231,7 +255,7 @@ def memory_bar(plan: Plan) -> str:
     free = max(0, memory.usable_bytes - (weights + kv + engine))
     parts = (
         ("█", "weights", weights),
-        ("▓", f"KV of {slots} task{'s' if slots != 1 else ''}", kv),
+        ("▓", f"KV of {plural(slots or 1, _unit(plan))}", kv),
         ("▒", "engine", engine),
         ("░", "free", free),
     )
@@ -244,15 +268,20 @@ def memory_bar(plan: Plan) -> str:
     return f"One {memory.card.id}, {usable}: {bar} {', '.join(sizes)}"
 
 
+def _unit(plan: Plan) -> str:
+    return "task" if plan.rated.goal.shape is None else "session"
+
+
 def _print_rigs(answer: PlanAnswer) -> None:
     """Print one row a rig, then what to buy."""
     goal = answer.goal
-    _say(
-        f"{answer.model.geometry.id} for {plural(goal.agents, 'agent')}, "
-        f"{goal.input_tokens:.0f} tokens in, "
-        f"{goal.output_tokens:.0f} out"
-    )
-    _say(_FIGURE_WORDS)
+    load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out"
+    words = _FIGURE_WORDS
+    if goal.shape is not None:
+        load = f"sessions of --load {goal.shape}"
+        words = f"{_TURN_WORDS}; WARM: sessions whose KV stays on the cards"
+    _say(f"{answer.model.geometry.id} for {plural(goal.agents, 'agent')}, {load}")
+    _say(words)
     rows = sorted(answer.choices, key=answer.place)
 
     def of_best(value: Callable[[Plan], object]) -> Callable[[PlanChoice], object]:
@@ -265,15 +294,13 @@ def _print_rigs(answer: PlanAnswer) -> None:
             "BEST",
             lambda choice: _what(choice.plans[0]) if choice.plans else "does not fit",
         ),
-        Column("tok_s", "TOK/S", of_best(lambda p: _at(p, goal.agents).effective_tok_s), as_count),
-        Column("each", "STREAM", of_best(lambda p: _at(p, goal.agents).task_tok_s), as_count),
-        Column("context", "CONTEXT", of_best(lambda p: p.rated.context_each), as_count),
+        *_rig_figures(answer, of_best),
         Column("price", "PRICE", lambda choice: choice.rig.price, as_count, optional=True),
         Column(
             "per_price",
-            "TOK/S PER 1000",
+            _price_title(answer),
             partial(_per_price, goal.agents),
-            as_count,
+            as_count if goal.shape is None else _one_digit,
             optional=True,
         ),
         _text_column(
@@ -291,12 +318,42 @@ def _print_rigs(answer: PlanAnswer) -> None:
 
 
 def _per_price(agents: int, choice: PlanChoice, plan: Plan | None = None) -> float | None:
-    """Return tok/s per 1000 of the price; those of the best plan where none is given."""
+    """Return tok/s or turns a minute per 1000 of the price; those of the best plan where none is
+    given.
+    """
     plan = plan or next(iter(choice.plans), None)
     price = choice.rig.price
     if plan and price:
-        return 1000 * _at(plan, agents).effective_tok_s / price
+        return 1000 * _speed(plan, agents) / price
     return None
+
+
+def _rig_figures(
+    answer: PlanAnswer,
+    of_best: Callable[[Callable[[Plan], object]], Callable[[PlanChoice], object]],
+) -> tuple[Column[PlanChoice], ...]:
+    agents = answer.goal.agents
+    if answer.goal.shape is None:
+        return (
+            Column("tok_s", "TOK/S", of_best(lambda p: _at(p, agents).effective_tok_s), as_count),
+            Column("each", "STREAM", of_best(lambda p: _at(p, agents).task_tok_s), as_count),
+            Column("context", "CONTEXT", of_best(lambda p: p.rated.context_each), as_count),
+        )
+    return (
+        Column("turns_per_min", "TURNS/MIN", of_best(lambda p: _speed(p, agents)), _one_digit),
+        Column("warm", "WARM", of_best(lambda p: p.outlook and p.outlook.warm_sessions)),
+        Column("context", "CONTEXT", of_best(lambda p: p.setup.context), as_count),
+    )
+
+
+def _speed(plan: Plan, agents: int) -> float:
+    """Return the turns a minute of sessions, of tasks the tok/s."""
+    session = plan.rated.session
+    return session.turns_per_min if session is not None else _at(plan, agents).effective_tok_s
+
+
+def _price_title(answer: PlanAnswer) -> str:
+    return "TOK/S PER 1000" if answer.goal.shape is None else "TURNS/MIN PER 1000"
 
 
 def _rig_words(choice: PlanChoice) -> str:
@@ -342,6 +399,8 @@ def _for_the_money(
 
     best_value = max(promising, key=per_price)
     figure = f"{per_price(best_value):,.0f} tok/s per 1000"
+    if chosen.plans[0].rated.session is not None:
+        figure = f"{per_price(best_value):,.1f} turns/min per 1000"
     if per_price(best_value) >= max(map(per_price, fitting)):
         scope = ""
     else:
@@ -435,6 +494,7 @@ def _at(plan: Plan, agents: int) -> Predicted:
     return next((p for p in plan.predicted if p.concurrency == agents), plan.predicted[-1])
 
 
+_TURN_WORDS = "TURNS/MIN: of all sessions; FIRST TOKEN: of a turn"
 _FIGURE_WORDS = "TOK/S: all agents, reading prompts included; STREAM: one answer while it streams"
 _text_column = partial(Column, right=False)
 # Figures at one number of agents, of layouts and of levels alike
@@ -479,6 +539,38 @@ PUBLISHED: tuple[Column[FigureBeside], ...] = (
 Ranked = tuple[PlanChoice, Plan]
 
 
+def _session_figure(share_of: Callable[[Predicted], float]) -> Callable[[Ranked], float | None]:
+    """Return the turns a minute of a layout, times what the band of its tok/s says."""
+
+    def figure(pair: Ranked) -> float | None:
+        rated = pair[1].rated
+        if rated.session is None:
+            return None
+        return rated.session.turns_per_min * share_of(_at(pair[1], rated.goal.agents))
+
+    return figure
+
+
+def _first_token_of_turn(pair: Ranked) -> str | None:
+    session = pair[1].rated.session
+    return format_seconds(session.first_token_s) if session is not None else None
+
+
+def _one_digit(figure: float) -> str:
+    return f"{figure:.1f}"
+
+
+# What sessions get of a layout, where they are planned
+_SESSION_FIGURES: tuple[Column[Ranked], ...] = (
+    Column("turns_per_min", "TURNS/MIN", _session_figure(lambda _: 1.0), _one_digit),
+    Column("low", "LOW", _session_figure(lambda p: p.low / p.effective_tok_s), _one_digit, rank=1),
+    Column(
+        "high", "HIGH", _session_figure(lambda p: p.high / p.effective_tok_s), _one_digit, rank=1
+    ),
+    Column("first_token", "FIRST TOKEN", _first_token_of_turn),
+)
+
+
 def _signed_percent(share: float) -> str:
     return f"{100 * share:+z.0f} %"
 
@@ -507,16 +599,21 @@ def _layouts(answer: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
         Column("context", "CONTEXT", lambda pair: pair[1].rated.context_each, as_count),
         Column("longest", "LONGEST", lambda pair: pair[1].setup.context, as_count, rank=3),
-        *map(figure, _FIGURES),
+    ]
+    if answer.goal.shape is not None:
+        columns += _SESSION_FIGURES
+    else:
+        columns += map(figure, _FIGURES)
+    columns.append(
         Column(
             "per_price",
-            "TOK/S PER 1000",
+            _price_title(answer),
             lambda pair: _per_price(agents, *pair),
-            as_count,
+            _one_digit if answer.goal.shape is not None else as_count,
             rank=2,
             optional=True,
-        ),
-    ]
+        )
+    )
     print_records(columns, ranked[:12])
     for sentence in dict.fromkeys(pair[1].rated.no_start for pair in ranked[:12]):
         if sentence is not None and sentence != ranked[0][1].rated.no_start:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
 from skep.deploy.commands import document
-from skep.deploy.plan_request import PlanFlags, answer_plan, nothing_fits
+from skep.deploy.plan_request import TASK, PlanFlags, answer_plan, nothing_fits
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
 from skep.report import theme
@@ -34,6 +34,12 @@ MOST_CARDS = 64
 MOST_AGENTS = 4096
 MOST_TOKENS = 1_000_000
 LONGEST_RIG = 200
+CODING = "coding"
+LOADS = {
+    CODING: "sessions of a coding agent",
+    "small": "sessions of an agent with a short prompt",
+    TASK: "single tasks, nothing cached",
+}
 _COLOURS = (theme.HONEY, theme.SKY, theme.PLUM, theme.MOSS, theme.ROSE, theme.STONE, *theme.SERIES)
 
 
@@ -45,6 +51,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
     count: int = 1
     rig: str = ""  # in words, instead of count and card: "2x rtx-3090: nvlink"
     agents: int = 4
+    load: str = CODING  # a shape of sessions, or tasks of these lengths
     input_tokens: int = AGENT_INPUT_TOKENS
     output_tokens: int = AGENT_OUTPUT_TOKENS
 
@@ -57,13 +64,11 @@ class PlanQuery(msgspec.Struct, frozen=True):
         return self.rig or f"{self.count}x {self.card}"
 
     @property
-    def changed(self) -> dict[str, int]:
-        """Return the numbers that are not as usual, as `skep plan` calls them."""
-        options = {
-            "concurrency": "agents",
-            "prompt-tokens": "input_tokens",
-            "output-tokens": "output_tokens",
-        }
+    def changed(self) -> dict[str, int | str]:
+        """Return what is not as usual, as `skep plan` calls it."""
+        options = {"concurrency": "agents", "load": "load"}
+        if self.load == TASK:
+            options |= {"prompt-tokens": "input_tokens", "output-tokens": "output_tokens"}
         values = {option: getattr(self, name) for option, name in options.items()}
         return {
             option: values[option]
@@ -72,13 +77,21 @@ class PlanQuery(msgspec.Struct, frozen=True):
         }
 
     def flags(self) -> PlanFlags:
-        alike = {name: getattr(self, name) for name in ("agents", "input_tokens", "output_tokens")}
-        return PlanFlags(self.model, gpu=() if self.own_machine else (self.cards,), **alike)
+        # The usual load is the first that the model's context has room for.
+        flags = PlanFlags(
+            self.model,
+            gpu=() if self.own_machine else (self.cards,),
+            agents=self.agents,
+            load=None if self.load == USUAL.load else self.load,
+        )
+        if self.load != TASK:
+            return flags
+        return replace(flags, input_tokens=self.input_tokens, output_tokens=self.output_tokens)
 
     def query(self) -> str:
         """Return the query string of what is not usual."""
         fields = {"model": self.model, **({"rig": self.rig} if self.rig else {"card": self.card})}
-        for name in ("count", "agents", "input_tokens", "output_tokens"):
+        for name in ("count", "agents", "load", "input_tokens", "output_tokens"):
             if getattr(self, name) != getattr(USUAL, name):
                 fields[name] = getattr(self, name)
         return urlencode({name: value for name, value in fields.items() if value})
@@ -112,6 +125,7 @@ def read_query(query: QueryParams) -> PlanQuery:
         _number(query, "count", MOST_CARDS),
         query.get("rig", "").strip()[:LONGEST_RIG],
         _number(query, "agents", MOST_AGENTS),
+        _load(query),
         _number(query, "input_tokens", MOST_TOKENS),
         _number(query, "output_tokens", MOST_TOKENS),
     )
@@ -122,8 +136,19 @@ def read_query(query: QueryParams) -> PlanQuery:
 
 _FORM: dict[str, Any] = {
     "MOST_CARDS": MOST_CARDS, "MOST_AGENTS": MOST_AGENTS, "MOST_TOKENS": MOST_TOKENS,
-    "LONGEST_RIG": LONGEST_RIG,
+    "LONGEST_RIG": LONGEST_RIG, "LOADS": LOADS,
 }  # fmt: skip
+
+
+def _load(query: QueryParams) -> str:
+    """Return the load by name; lengths alone mean tasks."""
+    lengths = query.get("input_tokens", "").strip() or query.get("output_tokens", "").strip()
+    text = query.get("load", "").strip()
+    if not text:
+        return TASK if lengths else USUAL.load
+    if text not in LOADS:
+        raise UserError(f"no load is called `{text[:30]}`", hint=f"there are {', '.join(LOADS)}")
+    return text
 
 
 def _number(query: QueryParams, name: str, maximum: int) -> int:
