@@ -106,9 +106,11 @@ def test_the_document_is_what_the_schema_says():
 def test_auto_says_where_the_search_stopped():
     with FakeEngine(**FAST) as engine:
         done = agents(engine, "-c", "auto", "--sessions", "1", "--turns-at-most", "2")
-        document = call("runs", "export", "last", "--format", "json", check=0).json
+    document = call("runs", "export", "last", "--format", "json", check=0).json
     assert "the search stopped at" in done.err
+    listing = call("runs", check=0).out
     assert document["search"]["at"] == document["levels"][-1]["sessions"]
+    assert " auto " in listing
 
 
 def test_a_context_that_no_session_fits_into_is_one_line():
