@@ -619,16 +619,19 @@ class Exchange:
         conversation = conversation_in(name, plan.agent, beginning)
         if conversation is None or not self.leased or plan.path not in STREAM_PATHS:
             return None
-        calls_tool = None
-        if self.outcome == "answered" and self.status == 200:
-            calls_tool = ends_in_tool_call(self._last_pieces())
         return RequestSession(
             name if name is not None else conversation,
             conversation,
             prompt.sketch if prompt is not None else None,
-            calls_tool,
+            self._calls_tool(),
             tokens.reasoning or 0,
         )
+
+    def _calls_tool(self) -> bool | None:
+        """Return whether the answer ends in the call of a tool; None: it has no end."""
+        if self.outcome == "answered" and self.status == 200:
+            return ends_in_tool_call(self._last_pieces())
+        return None
 
     def forget(self) -> None:
         """Drop the pieces of the answer: it has been accounted for."""
