@@ -47,10 +47,8 @@ MADE = {
     "skep.testing.agent_script: expression": "rules of the scripted engine, a part of the tests",
     "skep.deploy.resolve: f'\\\\b{engine}>=([0-9.]+[0-9])'": "texts of the packaged catalogue",
     "skep.engines.diagnosis: text": "the rules, which `rule_file` holds",
-    "skep.engines.diagnosis: '|'.join(document['says_nothing'])": "likewise",
-    (
-        "skep.quality.harness: f'^(?:@.*\\\\n)*(?:async )?def {re.escape(entry_point)}\\\\b'"
-    ): IN_CHILD,
+    "skep.engines.diagnosis: says_nothing": "likewise",
+    "skep.quality.harness: function": IN_CHILD,
     "skep.quality.harness: pattern": IN_CHILD,
     "skep.web.context: _PUBLIC[name]": "the expressions that the module holds",
     "skep.workload.banks: value": "is only compiled, to see whether it can be",

@@ -10,7 +10,8 @@ from stored_runs import put_run
 
 from skep.deploy.plan_request import PlanFlags, answer_plan
 from skep.errors import UserError
-from skep.report.plan import answer_lines, level_of
+from skep.report.plan import answer_lines
+from skep.report.plan_page import level_of
 from skep.web.context import Site
 from skep.web.plan import (
     MOST_WAITING,

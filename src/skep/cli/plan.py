@@ -147,7 +147,8 @@ def plan(
     error = nothing_fits(answer)
     if error is not None:
         raise error
-    from skep.report.plan import plan_page, print_plan
+    from skep.report.plan import print_plan
+    from skep.report.plan_page import plan_page
 
     if not as_json:
         print_plan(answer, in_full=more, commands=commands)

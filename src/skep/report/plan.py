@@ -1,15 +1,12 @@
-"""A plan for people: the text that `skep plan` prints, and its page, made of the document of `skep
-plan --json`.
-"""
+"""A plan for people: the text that `skep plan` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
-from msgspec import convert
 from msgspec.structs import replace
 
 from skep.catalog.models import checkpoint_of
@@ -26,7 +23,7 @@ from skep.deploy.plan_request import FigureBeside, PlanAnswer, PresetAnswer
 from skep.planner.choose import Plan, PlanChoice, Rejected
 from skep.planner.memory import KV_POOL, STATE, WINDOW, Term
 from skep.planner.ranking import Predicted
-from skep.planner.setup import CardLink, KvType, Layout, Quant, Speculation, find_kv, find_quant
+from skep.planner.setup import CardLink, KvType, Layout, Quant, Speculation, find_quant
 from skep.report.columns import Column, as_count, plural, print_records, terminal_width
 from skep.report.plan_sessions import (
     SESSIONS,
@@ -37,13 +34,11 @@ from skep.report.plan_sessions import (
     warm_line,
     window_warning,
 )
-from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
+from skep.units import GIB, format_bytes, format_seconds, number
 
 if TYPE_CHECKING:
     from skep.bench.published import CheckedFigure
-    from skep.report.charts import Spec
 
-Document = Mapping[str, Any]
 _BAR = 30  # characters of a bar
 # How much a plan that is read at a glance shows of each.
 _WAYS = 3
@@ -58,7 +53,6 @@ _BASIS = {
     "corrected": "published rows of this layout",
 }
 _DROPPED = 10  # rejected layouts that are named
-_DRAWN = 3  # plans with a curve on a page
 
 
 def print_plan(answer: PlanAnswer, *, in_full: bool = False, commands: bool = False) -> None:
@@ -462,11 +456,11 @@ def _what(plan: Plan) -> str:
         setup.quant,
         setup.kv,
         setup.spec,
-        _engine_words(setup.engine, graphs=setup.graphs),
+        engine_words(setup.engine, graphs=setup.graphs),
     )
 
 
-def _engine_words(engine: str, *, graphs: bool) -> str:
+def engine_words(engine: str, *, graphs: bool) -> str:
     if graphs:
         return engine
     return f"{engine}, eager"
@@ -486,7 +480,7 @@ def setup_words(
     return f"{', '.join(parts)} ({engine})"
 
 
-def _rejected_words(layout: Layout, quants: Iterable[str], engine: str) -> str:
+def rejected_words(layout: Layout, quants: Iterable[str], engine: str) -> str:
     return f"{layout}, {', '.join(find_quant(name).title for name in quants)} ({engine})"
 
 
@@ -534,7 +528,7 @@ PUBLISHED: tuple[Column[FigureBeside], ...] = (
         partial(number, digits=1),
         optional=True,
     ),
-    Column("off", "OFF", lambda figure: _signed_percent(figure.off)),
+    Column("off", "OFF", lambda figure: signed_percent(figure.off)),
 )
 Ranked = tuple[PlanChoice, Plan]
 
@@ -571,7 +565,7 @@ _SESSION_FIGURES: tuple[Column[Ranked], ...] = (
 )
 
 
-def _signed_percent(share: float) -> str:
+def signed_percent(share: float) -> str:
     return f"{100 * share:+z.0f} %"
 
 
@@ -676,7 +670,7 @@ def _rejected(answer: PlanAnswer) -> None:
             _say(f"  {sizes}: e.g. {heads[-1].reason}")
             rest = [rejected for rejected in rest if rejected not in heads]
         for rejected in rest[:_DROPPED]:
-            name = _rejected_words(rejected.layout, rejected.quants, rejected.engine)
+            name = rejected_words(rejected.layout, rejected.quants, rejected.engine)
             line = f"  {name}: {rejected.reason}"
             if rejected.remedy is not None:
                 line += f" -> {rejected.remedy}"
@@ -704,112 +698,3 @@ def _say_wrapped(line: str, end: str = "") -> None:
 
 def _say(text: str) -> None:
     print(text)  # noqa: T201
-
-
-def plan_page(document: Document) -> str:
-    """Return one HTML document that needs no other file and no network.
-
-    Nothing on it was measured, and it says so.
-    """
-    from skep.report.page import render
-
-    plans = document["plans"]
-    agents = document["goal"]["agents"]
-    best = plans[0]
-    drawn = [plan for plan in plans if len(plan["predicted"]) > 2][:_DRAWN]
-    legend = "; ".join(
-        f"{chr(65 + n)}: {layout_name(plan)} on {plan['rig']}" for n, plan in enumerate(drawn)
-    )
-    memory = [(term["term"], term["bytes"] / GIB) for term in best["memory"]]
-    pictures = [
-        (predicted_chart(drawn, "effective_tok_s", "tok/s"), "Effective tok/s", legend),
-        (predicted_chart(drawn, "ttft_ms", "ms"), "Time to first token", "mean over all tasks"),
-        (_bars(memory, "GiB"), "Memory of one GPU", f"of {best['card_bytes'] / GIB:.1f} GiB"),
-    ]
-    figures: list[FigureBeside] = []
-    if document["preset"]:
-        figures = convert(document["preset"]["figures"], list[FigureBeside])
-    return render(
-        "plan_page.html",
-        kind="plan",
-        name="plan",
-        title=f"{document['model']} on {best['rig']}",
-        found=document,
-        best=best,
-        at=level_of(best, agents),
-        agents=agents,
-        drawn=pictures,
-        correction=correction_words(figures),
-        signed_percent=_signed_percent,
-        level_of=level_of,
-        layout_name=layout_name,
-        rejected_name=rejected_name,
-    )
-
-
-def layout_name(plan: Document) -> str:
-    """Return what a plan of the document runs, in the words of the command line."""
-    method, _, depth = (plan["spec"] or "").partition(":")
-    spec = Speculation(method, int(depth)) if method else None
-    layout = convert(plan["topology"], Layout)
-    engine = _engine_words(plan["engine"], graphs=plan["graphs"])
-    return setup_words(layout, find_quant(plan["quant"]), find_kv(plan["kv_dtype"]), spec, engine)
-
-
-def rejected_name(rejected: Document) -> str:
-    return _rejected_words(
-        convert(rejected["topology"], Layout), rejected["quants"], rejected["engine"]
-    )
-
-
-def level_of(plan: Document, agents: int) -> Document:
-    document: Document = next(
-        (p for p in plan["predicted"] if p["concurrency"] == agents), plan["predicted"][-1]
-    )
-    return document
-
-
-def predicted_chart(plans: Sequence[Document], field: str, unit: str) -> Spec | None:
-    """Return one curve a plan, its letter at the end, the first with its band."""
-    from skep.report import theme
-    from skep.report.charts import DASHES, ChartCurve, curves_chart
-
-    curves = []
-    for place, plan in enumerate(plans):
-        levels = {level["concurrency"]: level for level in plan["predicted"]}
-        banded = field == "effective_tok_s" and not place
-        points = [(c, level[field]) for c, level in levels.items()]
-        if banded:
-            ranges = {c: (level["low"], level["high"]) for c, level in levels.items()}
-        else:
-            ranges = {}
-        curves.append(
-            ChartCurve(
-                points,
-                theme.SERIES[place],
-                end=chr(65 + place),
-                dash=DASHES[place],
-                ranges=ranges,
-                tips={c: _tip(level) for c, level in levels.items()},
-                shaded=banded,
-            )
-        )
-    return curves_chart(curves, unit)
-
-
-def _tip(level: Document) -> str:
-    """Return what is read where the pointer rests on a point."""
-    speed = number(level["effective_tok_s"])
-    band = f"{number(level['low'])} to {number(level['high'])}"
-    first_token = milliseconds(level["ttft_ms"])
-    return f"C = {level['concurrency']}: {speed} tok/s, {band}, time to first token {first_token}"
-
-
-def _bars(values: Sequence[tuple[str, float]], unit: str) -> Spec:
-    from skep.report.charts import bars_chart
-
-    digits = 2 if unit == "GiB" else 0
-    rows = [
-        {"name": name, "value": value, "label": f"{value:,.{digits}f}"} for name, value in values
-    ]
-    return bars_chart(rows, unit, room=1.25)

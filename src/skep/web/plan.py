@@ -23,7 +23,7 @@ from skep.deploy.plan_request import TASK, PlanFlags, answer_plan, nothing_fits
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
 from skep.report import theme
-from skep.report.plan import Document, layout_name, level_of, predicted_chart, rejected_name
+from skep.report.plan_page import Document, layout_name, level_of, predicted_chart, rejected_name
 from skep.report.svg import alive, picture
 from skep.web.context import Site
 from skep.web.layout import page, render
