@@ -138,7 +138,8 @@ def test_an_engine_that_nobody_knows_in_the_file_is_one_clear_line(paths, config
 NO_MEMORY = """
 if float(value("--gpu-memory-utilization")) > 0.85:
     print("INFO 11-15 10:00:00 [gpu_model_runner.py:100] Graph capturing started")
-    print("ERROR 11-15 10:00:02 [core.py:866] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512 MiB.")
+    print("ERROR 11-15 10:00:02 [core.py:866] torch.OutOfMemoryError: CUDA out of memory. "
+          "Tried to allocate 512 MiB.")
     sys.exit(1)
 """
 

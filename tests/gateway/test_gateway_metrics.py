@@ -99,16 +99,21 @@ def test_a_histograms_buckets_are_cumulative_and_end_at_its_count(observations):
     for (name, pairs), value in samples.items():
         series.setdefault(pairs[:2], {})[name, dict(pairs).get("le")] = value
     for pairs, numbers in series.items():
-        labels_of_series = [value for _, value in pairs]
-        mine = [value for values, value in observations if list(values) == labels_of_series]
-        bounds = [bound for name, bound in numbers if name == "h_bucket"]
         assert [name for name, _ in pairs] == ["a", "b"]
-        assert bounds[-1] == "+Inf"
-        assert [float(bound) for bound in bounds[:-1]] == list(SECONDS)
-        for bound in bounds:
-            assert numbers["h_bucket", bound] == sum(value <= float(bound) for value in mine)
-        assert numbers["h_bucket", "+Inf"] == numbers["h_count", None] == len(mine)
-        assert numbers["h_sum", None] == pytest.approx(sum(mine))
+        labels_of_series = [value for _, value in pairs]
+        check_series(
+            numbers, [value for values, value in observations if list(values) == labels_of_series]
+        )
+
+
+def check_series(numbers, values):
+    bounds = [bound for name, bound in numbers if name == "h_bucket"]
+    assert bounds == [*bounds[:-1], "+Inf"]
+    assert [float(bound) for bound in bounds[:-1]] == list(SECONDS)
+    for bound in bounds:
+        assert numbers["h_bucket", bound] == sum(value <= float(bound) for value in values)
+    assert numbers["h_bucket", "+Inf"] == numbers["h_count", None] == len(values)
+    assert numbers["h_sum", None] == pytest.approx(sum(values))
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,8 @@ def test_source_that_means_nothing_is_one_clear_error(cache, source, error, mess
 
 DNS_FAILURE = """
 WARNING: Retrying (Retry(total=4)) after connection broken by \
-'NewConnectionError('<x>: Failed to establish a new connection: [Errno -3] Temporary failure in name resolution')': /simple/x/
+'NewConnectionError('<x>: Failed to establish a new connection: [Errno -3] Temporary failure in \
+name resolution')': /simple/x/
 ERROR: No matching distribution found for x==1
 """
 

@@ -51,8 +51,11 @@ class CachingReplica(SimulatedReplica):
         super().__init__(step, slots, pool_tokens, chunk_tokens)
         self.block_tokens = block_tokens
         self.counts = CacheCounts()
-        ram_blocks = int(ram.tokens // block_tokens) if ram is not None else 0
-        self.cache = PrefixCache(max(1, int(pool_tokens // block_tokens)), ram_blocks)
+        pool_blocks = max(1, int(pool_tokens // block_tokens))
+        ram_blocks = 0
+        if ram is not None:
+            ram_blocks = int(ram.tokens // block_tokens)
+        self.cache = PrefixCache(pool_blocks, ram_blocks)
         self._ram = ram
         # Prompts whose KV is on its way from RAM, with the seconds that this takes.
         self._loading: list[tuple[Sequence, float]] = []
@@ -84,13 +87,17 @@ class CachingReplica(SimulatedReplica):
     def finish(self, done: BatchPass) -> PassResult:
         self._copy_back(done.seconds)
         result = super().finish(done)
-        resumed = tuple(sequence for sequence in result.started if sequence.has_begun)
-        started = tuple(sequence for sequence in result.started if not sequence.has_begun)
+        resumed = []
+        started = []
         for sequence in result.started:
+            if sequence.has_begun:
+                resumed.append(sequence)
+            else:
+                started.append(sequence)
             sequence.has_begun = True
             self.cache.keep_in_ram(sequence.blocks)
         preempted = self._make_room()
-        return PassResult(started, result.ended, tuple(preempted), resumed)
+        return PassResult(tuple(started), result.ended, tuple(preempted), tuple(resumed))
 
     def cancel(self, sequence: Sequence) -> None:
         if not sequence.is_released and self._drop_loading(sequence):
@@ -110,9 +117,9 @@ class CachingReplica(SimulatedReplica):
         unread = sum(filling.prompt_left for filling in self.filling)
         if unread >= self._budget():
             return False  # its first tokens would have to wait for those of others anyway
-        tail = self._tail_of(sequence)
-        needed = self.cache.needs(sequence.blocks) + math.ceil(tail / self.block_tokens) + 1
-        return needed <= self.cache.free_blocks
+        named_blocks = self.cache.needs(sequence.blocks)
+        tail_blocks = math.ceil(self._tail_of(sequence) / self.block_tokens)
+        return named_blocks + tail_blocks + 1 <= self.cache.free_blocks
 
     def _take_in(self, sequence: Sequence) -> None:
         whole = sequence.cached + sequence.prompt

@@ -7,6 +7,7 @@ Knows nothing of this machine: what was measured on it comes in as a basis.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -410,28 +411,47 @@ def choose(
     if goal.shape is not None:
         best = in_order([ranking.with_played_sessions(rated) for rated in best])
         all_rated = best
-    plans = []
-    for number, rated in enumerate(best):
-        if all_levels:
-            at = _levels_of(number, goal)
-        else:
-            at = (goal.agents,)
-        launched = rated if pins.context else _stretched(rated)
-        plan = _plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order)
-        if goal.shape is not None and all_levels and number < _WITH_OUTLOOK:
-            plan = replace(plan, outlook=_outlook(rated, goal, with_ram=number == 0))
-        plans.append(plan)
-    first_because = why_first(all_rated, best) if best else None
-    room_costs = what_room_costs(all_rated) if best else None
-    if best:
-        idle = _idle([rated_of_engine for rated_of_engine, _ in surveys], best[0])
-    else:
-        idle = None
-    return PlanChoice(rig, order, tuple(plans), rejected, first_because, room_costs, idle)
+    planned = partial(
+        _planned, goal=goal, pins=pins, basis_of=basis_of, checkpoint=checkpoint, order=order
+    )
+    plans = [planned(rated, rank, all_levels=all_levels) for rank, rated in enumerate(best)]
+    if not plans:
+        return PlanChoice(rig, order, (), rejected)
+    return PlanChoice(
+        rig=rig,
+        order=order,
+        plans=tuple(plans),
+        rejected=rejected,
+        first_because=why_first(all_rated, best),
+        room_costs=what_room_costs(all_rated),
+        idle=_idle([rated_of_engine for rated_of_engine, _ in surveys], best[0]),
+    )
 
 
-def _outlook(rated: Rated, goal: PlanGoal, *, with_ram: bool) -> SessionOutlook:
-    assert goal.shape is not None
+def _planned(
+    rated: Rated,
+    rank: int,
+    *,
+    all_levels: bool,
+    goal: PlanGoal,
+    pins: Pins,
+    basis_of: BasisOf,
+    checkpoint: str | None,
+    order: tuple[int, ...],
+) -> Plan:
+    """Return the plan of a setup that is listed at this rank, from 0."""
+    at = _levels_of(rank, goal) if all_levels else (goal.agents,)
+    launched = rated if pins.context else _stretched(rated)
+    plan = _plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order)
+    if all_levels and rank < _WITH_OUTLOOK:
+        return replace(plan, outlook=_outlook(rated, goal, with_ram=rank == 0))
+    return plan
+
+
+def _outlook(rated: Rated, goal: PlanGoal, *, with_ram: bool) -> SessionOutlook | None:
+    """Return what sessions get at several numbers of them; None where tasks are planned."""
+    if goal.shape is None:
+        return None
     return outlook(
         rated.prospect,
         find_shape(goal.shape),

@@ -138,7 +138,11 @@ def _rates(
     return [(sessions, 100 * rate) for sessions, rate in rates if rate is not None]
 
 
-def _cliff_marks(cliff: SessionCliff | None, rows: Sequence[Spec], top: float) -> Marks:  # noqa: ARG001
+def _cliff_marks(
+    cliff: SessionCliff | None,
+    rows: Sequence[Spec],
+    top: float,  # noqa: ARG001
+) -> Marks:
     """Return the line of the cliff, the grey between it and the level that shows it, its name."""
     if cliff is None:
         return {}, []

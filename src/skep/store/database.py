@@ -581,7 +581,8 @@ class Store:
 
     def _of_run(self, run_id: str, table: str, kind: type[T], then: str = "rowid") -> list[T]:
         """Return the records of a run by level and repeat, and `then` by another column."""
-        sql = f"SELECT * FROM {table} WHERE run_id = ? ORDER BY level, repeat, {then}"  # noqa: S608
+        order = f"level, repeat, {then}"
+        sql = f"SELECT * FROM {table} WHERE run_id = ? ORDER BY {order}"  # noqa: S608
         return read(self.read(sql, run_id), kind, "run")
 
     def _append(
