@@ -84,10 +84,17 @@ def test_a_prompt_has_all_that_was_sent_and_answered_before():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_sessions_stay_inside_their_window(shape):
-    window = shape.wanted_window_tokens
+@pytest.mark.parametrize("field", ["least_window_tokens", "wanted_window_tokens"])
+def test_sessions_stay_inside_their_window(shape, field):
+    window = getattr(shape, field)
     sessions = draw_sessions(shape, 60, 1, window_tokens=window)
     assert max(session.longest_tokens for session in sessions) <= window
+
+
+def test_a_context_that_is_too_short_for_every_shape_names_none():
+    with pytest.raises(UserError) as error:
+        draw_sessions(find_shape("small"), 1, 1, window_tokens=4096)
+    assert error.value.hint == "serve with a longer context"
 
 
 def test_a_session_that_is_compacted_keeps_its_shared_beginning_only():
@@ -102,8 +109,8 @@ def test_a_session_that_is_compacted_keeps_its_shared_beginning_only():
     assert session.prompts()[compacted] >= shape.shared_tokens + shape.summary_tokens
 
 
-def test_a_window_that_holds_no_first_turn_is_refused_with_what_to_do():
-    with pytest.raises(UserError, match="begin with up to") as error:
+def test_a_window_in_which_no_agent_can_work_is_refused_with_what_to_do():
+    with pytest.raises(UserError, match="need a context of 32,768 tokens") as error:
         draw_sessions(find_shape("coding"), 1, 1, window_tokens=22_784)
     assert "--shape small" in error.value.hint
 

@@ -117,8 +117,8 @@ def test_a_context_that_no_session_fits_into_is_one_line():
     with FakeEngine(ctx=4_096) as engine:
         line = refused("bench", "agents", "--url", engine.url)
     assert line == (
-        "sessions of shape `coding` begin with up to 41,673 tokens, the context is 4,096 | "
-        "serve with a longer context, or choose `--shape small`"
+        "sessions of `--shape coding` need a context of 32,768 tokens, this is 4,096 | "
+        "serve with a longer context"
     )
 
 

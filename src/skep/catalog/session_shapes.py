@@ -169,16 +169,26 @@ def draw_sessions(
     ]
 
 
-def check_window(shape: SessionShape, window_tokens: int) -> None:
-    """Raise UserError where not even the first turn of a session fits."""
-    first = round(shape.first_tokens.at(_HIGHEST)) + round(shape.output_tokens.at(_HIGHEST))
-    needed = shape.shared_tokens + first
-    if window_tokens * shape.compact_share < needed:
-        raise UserError(
-            f"sessions of shape `{shape.name}` begin with up to {needed:,} tokens, "
-            f"the context is {window_tokens:,}",
-            hint="serve with a longer context, or choose `--shape small`",
-        )
+def check_window(shape: SessionShape, window_tokens: int, option: str = "--shape") -> None:
+    """Raise UserError for a context in which agents of this kind cannot work.
+
+    `option` is what chooses another kind.
+    """
+    if window_tokens >= shape.least_window_tokens:
+        return
+    smaller = [
+        other.name
+        for other in session_shapes().values()
+        if other.least_window_tokens <= window_tokens
+    ]
+    hint = "serve with a longer context"
+    if smaller:
+        hint += f", or choose `{option} {smaller[0]}`"
+    raise UserError(
+        f"sessions of `{option} {shape.name}` need a context of {shape.least_window_tokens:,} "
+        f"tokens, this is {window_tokens:,}",
+        hint=hint,
+    )
 
 
 def draw_session(

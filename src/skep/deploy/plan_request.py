@@ -13,7 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from skep.catalog.presets import Metric, Preset, parse_draft
-from skep.catalog.session_shapes import SessionShape, find_shape, session_shapes
+from skep.catalog.session_shapes import (
+    SessionShape,
+    check_window,
+    find_shape,
+    session_shapes,
+)
 from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.deploy.chat_template import folder_takes_tools, header_takes_tools
 from skep.errors import SkepError, UserError, WeightsError
@@ -51,7 +56,6 @@ GOALS = ("throughput", "latency")
 AGENTS = 4  # to plan for, where nobody says how many
 TASK = "task"  # the load of single requests, none of them cached
 _WINDOW_SHARES = (0.75, 0.5)  # of the context that sessions should have, where it does not fit
-_SMALLER_LOAD = "plan with `--load small` or `--load task`, or a model with a longer context"
 _QUANT_ENDINGS = (
     "awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16",
 )  # fmt: skip
@@ -308,12 +312,7 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
 def _goal_of_sessions(flags: PlanFlags, model: ModelFound, shape: SessionShape) -> PlanGoal:
     limit = model.geometry.max_context or _NO_LIMIT
     window = min(flags.context or shape.wanted_window_tokens, limit)
-    if window < shape.least_window_tokens:
-        raise UserError(
-            f"sessions of `--load {shape.name}` need a context of {shape.least_window_tokens:,} "
-            f"tokens, this is {window:,}",
-            hint=_SMALLER_LOAD,
-        )
+    check_window(shape, window, "--load")
     goal = PlanGoal(kind=_kind_of(flags), agents=flags.agents, limits=_limits_of(flags))
     return with_sessions(goal, shape, window)
 
