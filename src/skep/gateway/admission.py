@@ -32,14 +32,14 @@ from skep.gateway.replica_table import (
     process_of,
 )
 
-COME_BACK_S = 5.0  # after a shutdown
+COME_BACK_S = 5.0  # Retry-After of a gateway that shuts down
 # A failed request waits so long for another replica, before the same one is tried again.
 AVOID_S = 1.0
-LONG_AGO = -inf  # a slot that is found working was taken before anybody asked
+LONG_AGO = -inf  # when a slot was taken that is found busy: before anybody asked
 
 
 def key_of(arrival: Arrival) -> RequestKey:
-    """Return what is the same when a client asks for the same again."""
+    """Return what a request has in common with its repeat by the same client."""
     return arrival.model, arrival.flow, arrival.fingerprint
 
 
@@ -53,10 +53,10 @@ class Admission:
         self._leases: dict[str, SlotLease] = {}  # all, by id, those in release too
         self._affinity = ConversationAffinity()
         self._kept_places = KeptPlaces()
-        self._numbers = count(1)  # of placeholders
+        self._numbers = count(1)  # of placeholder leases
         self.closed = False
 
-    # What stands
+    # State
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class Admission:
             self._models[replica.spec.model].lose(replica)
             for lease in list(replica.leases.values()):
                 if lease.releasing_until is not None:
-                    self._end(lease)
+                    self._end_lease(lease)
             if replica.leases:
                 self._leaving[process_of(replica.spec)] = replica
 
@@ -165,18 +165,18 @@ class Admission:
            which may be this one.
         5. It waits.
 
-        `may_wait`: so many may wait, whatever the limit says.
+        `may_wait`: so many requests may wait, even if the limit is lower.
         """
         if self.closed:
             return [Reject(arrival.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S)]
         pool = self._models.get(arrival.model)
         if pool is None:
             return [Reject(arrival.request_id, RejectCode.UNKNOWN_MODEL)]
-        longest = self.limits.max_wait_s
+        wait_limit_s = self.limits.max_wait_s
         if arrival.max_wait_s is None:
-            wait_s = longest
+            wait_s = wait_limit_s
         else:
-            wait_s = min(longest, arrival.max_wait_s)
+            wait_s = min(wait_limit_s, arrival.max_wait_s)
         arrival.arrived_at = arrival.queued_at = now
         arrival.deadline = now + wait_s
         if not pool.queue.by_id:
@@ -189,21 +189,23 @@ class Admission:
             arrival.gave_up_slot = place.had_slot
         if pool.is_beyond_patience(arrival, now):
             return [self._refuse_long_wait(pool, arrival, place, now)]
-        evicted: list[Action] = []
+        rejections: list[Action] = []
         if len(pool.queue.by_id) >= max(may_wait, self.limits.max_queue):
-            loser = pool.queue.to_evict(arrival)
-            evicted.append(
+            evicted_id = pool.queue.to_evict(arrival)
+            rejections.append(
                 Reject(
-                    loser or arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now)
+                    evicted_id or arrival.request_id,
+                    RejectCode.QUEUE_FULL,
+                    pool.expected_wait_s(now),
                 )
             )
-            if loser is None:
+            if evicted_id is None:
                 if place is not None:
                     self._kept_places.keep(key_of(arrival), place)
-                return evicted
-            pool.queue.remove(loser)
+                return rejections
+            pool.queue.remove(evicted_id)
         pool.queue.put(arrival, turn=place.turn if place is not None else None)
-        return evicted + self._serve(pool, now)
+        return rejections + self._serve(pool, now)
 
     def _refuse_long_wait(
         self, pool: ModelPool, arrival: Arrival, place: QueuePlace | None, now: float
@@ -223,7 +225,7 @@ class Admission:
     ) -> list[Action]:
         """Call the event's method.
 
-        `flag`: `answered`, `complaint` or `counts`, where it has one.
+        `flag`: its parameter `answered`, `complaint` or `counts`, where it has one of them.
         """
         match event:
             case Event.FINISHED:
@@ -243,9 +245,9 @@ class Admission:
                 return self.not_sent(request_id, now)
 
     def answering(self, request_id: str, now: float, complaint: bool = False) -> None:
-        """The engine has begun to answer: it surely holds a slot.
+        """Note that the engine has begun to answer: the request surely holds a slot there.
 
-        `complaint`: with a 502, 503 or 504.
+        `complaint`: the status is 502, 503 or 504.
         """
         lease = self._leases.get(request_id)
         if lease is None:
@@ -257,10 +259,10 @@ class Admission:
             lease.home.breaker.answered(now)
 
     def finished(self, request_id: str, now: float, answered: bool = False) -> list[Action]:
-        """The answer is complete, or its connection broke with the engine's side gone. Repeats
-        have no effect.
+        """Free the slot of a request: its answer is complete, or the connection broke and the
+        engine's side is gone. Repeats have no effect.
 
-        `answered`: it came at once, and nobody said before that it was `answering`.
+        `answered`: the answer came whole, without an `answering` before it.
         """
         lease = self._leases.get(request_id)
         if lease is None or lease.releasing_until is not None:
@@ -268,7 +270,7 @@ class Admission:
         home = lease.home
         if answered:
             home.breaker.answered(now)
-        self._end(lease)
+        self._end_lease(lease)
         pool = self._models.get(home.spec.model)
         if pool is None:
             return []
@@ -282,40 +284,40 @@ class Admission:
         return []
 
     def hung_up(self, request_id: str, now: float) -> list[Action]:
-        """The client left: out of the queue, or the slot goes into release.
+        """Take a request whose client left out of the queue, or put its slot into release.
 
         Repeats have no effect.
         """
-        lease = self._active(request_id)
+        lease = self._active_lease(request_id)
         if lease is None:
             for pool in self._models.values():
                 entry = pool.queue.by_id.get(request_id)
                 if entry is not None:
                     self._keep_place(entry, pool.queue.turn_of(entry), now)
                     pool.queue.remove(request_id)
-                    return self._serve(pool, now)  # without it, only batch may be left
+                    return self._serve(pool, now)  # without it, only batch requests may be left
             return []
         home = lease.home
         if not lease.answered and not lease.entry.gave_up_slot:
-            # Once: who gives up each time would keep all others out.
+            # Kept once: a client that gives up each time would keep all others out.
             self._keep_place(lease.entry, 0, now, had_slot=True)
         if not home.listed:
-            self._end(lease)
+            self._end_lease(lease)
             return []
         home.release(lease, now)
         pool = self._models[home.spec.model]
         pool.queue.under_way(lease.entry.flow, -1)
-        return self._serve(pool, now)  # a soft limit counts only what is still wanted
+        return self._serve(pool, now)  # a soft limit counts requests whose clients are there
 
     def not_sent(self, request_id: str, now: float) -> list[Action]:
-        """The client had left before the replica was asked: its slot is free.
+        """Free the slot of a request whose client left before the replica was asked.
 
         Repeats have no effect.
         """
         lease = self._leases.get(request_id)
         if lease is None:
             return []
-        self._end(lease)
+        self._end_lease(lease)
         pool = self._models.get(lease.home.spec.model)
         if pool is not None:
             return self._serve(pool, now)
@@ -332,23 +334,23 @@ class Admission:
         return pool is not None and pool.others(lease.home, now)
 
     def turned_away(self, request_id: str, now: float, complaint: bool) -> list[Action]:
-        """The replica answered that it cannot, and another one is to be asked.
+        """Queue a request again whose replica answered that it cannot take it, or reject it.
 
-        `complaint`: it did not say 429.
+        `complaint`: its status was not 429.
         """
-        lease = self._active(request_id)
+        lease = self._active_lease(request_id)
         if lease is None:
             return []
         if complaint:
             lease.home.breaker.bad_answer(now)
-        return self._again(lease, now)
+        return self._retry(lease, now)
 
     def failed(self, request_id: str, now: float, counts: bool = True) -> list[Action]:
-        """It gave no byte: back to the head of its flow, or rejected.
+        """Put a request whose replica sent no byte back to the head of its flow, or reject it.
 
-        `counts`: the engine got the request.
+        `counts`: the engine received the request, so that the attempt counts.
         """
-        lease = self._active(request_id)
+        lease = self._active_lease(request_id)
         if lease is None:
             return []
         if counts:
@@ -356,35 +358,37 @@ class Admission:
         else:
             lease.home.breaker.failed(now)
             lease.entry.attempts -= 1
-        return self._again(lease, now)
+        return self._retry(lease, now)
 
     def gave_up(self, request_id: str, now: float) -> list[Action]:
-        """The gateway broke a silent attempt off.
+        """Queue a request again whose silent attempt the gateway broke off, or reject it.
 
-        The engine may still work on it: its slot goes into release.
+        The engine may still work on the attempt: its slot goes into release.
         """
-        lease = self._active(request_id)
+        lease = self._active_lease(request_id)
         if lease is None:
             return []
         lease.home.breaker.failed(now)
         if lease.home.listed:
             self._placeholder_lease(lease.home, now, changed_at=now)
-        return self._again(lease, now)
+        return self._retry(lease, now)
 
     def engine_busy(
         self, spec: ReplicaSpec, busy: int, asked_at: float, now: float
     ) -> list[Action]:
-        """The engine says that `busy` of its slots work. Slots in release beyond that are free."""
+        """Take in that `busy` slots of an engine work. Slots in release beyond that are free."""
         replica = self._replicas.get(spec.name)
         if replica is None or process_of(replica.spec) != process_of(spec):
             return []  # an answer of the process that was there before
         for lease in replica.surely_free(busy, asked_at):
-            self._end(lease)
+            self._end_lease(lease)
         replica.breaker.heard_at = now
         return self._serve(self._models[replica.spec.model], now)
 
     def checked(self, spec: ReplicaSpec, ok: bool, now: float) -> list[Action]:
-        """A health check came back. A replica silent for too long loses what it has under way."""
+        """Take in the result of a health check. A replica that is silent for too long loses its
+        requests.
+        """
         replica = self._find(spec)
         if replica is None:
             return []
@@ -400,18 +404,18 @@ class Admission:
         ]
 
     def heard(self, spec: ReplicaSpec, at: float) -> None:
-        """A byte came from the replica, whatever it was part of."""
+        """Note that a byte came from the replica, whatever it was part of."""
         replica = self._find(spec)
         if replica is not None and at > replica.breaker.heard_at:
             replica.breaker.heard_at = at
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed: deadlines of the queue, bounds of releases, replicas that may be tried
-        again.
+        """Do what is due by now: deadlines of the queue, bounds of releases, replicas that may be
+        tried again.
         """
         for lease in list(self._leases.values()):
             if lease.releasing_until is not None and lease.releasing_until <= now:
-                self._end(lease)
+                self._end_lease(lease)
         actions: list[Action] = []
         for pool in self._models.values():
             for entry in [entry for entry in pool.queue if entry.deadline <= now]:
@@ -442,7 +446,7 @@ class Admission:
         place = QueuePlace(entry.arrived_at, turn, now + KEPT_S, had_slot or entry.gave_up_slot)
         self._kept_places.keep(key_of(entry), place)
 
-    def _active(self, request_id: str) -> SlotLease | None:
+    def _active_lease(self, request_id: str) -> SlotLease | None:
         """Return the lease of a request, or None if it has ended or is in release: a repeated
         event has no effect.
         """
@@ -485,9 +489,9 @@ class Admission:
         pool.queue.under_way(entry.flow, 1)
         return Forward(request_id, replica.spec, now - entry.queued_at, entry.attempts)
 
-    def _again(self, lease: SlotLease, now: float) -> list[Action]:
-        """Queue a request that a replica failed once more, or reject it."""
-        self._end(lease)
+    def _retry(self, lease: SlotLease, now: float) -> list[Action]:
+        """Queue a request again after a replica failed it, or reject it."""
+        self._end_lease(lease)
         entry = lease.entry
         pool = self._models.get(lease.home.spec.model)
         if pool is None:
@@ -502,7 +506,7 @@ class Admission:
         pool.queue.put(entry, first=True)
         return self._serve(pool, now)
 
-    def _end(self, lease: SlotLease) -> None:
+    def _end_lease(self, lease: SlotLease) -> None:
         home = lease.home
         del self._leases[lease.id]
         home.give_back(lease)

@@ -2,7 +2,7 @@
 compared with it. It holds no text, and none can be read from it.
 
 The parts stand in the order in which engines see them: tools, system prompt, messages. Small
-prompts have no sketch: to read one again takes no time."""
+prompts have no sketch: an engine that reads one again loses no time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import msgspec
 from skep.gateway.body_inspection import LONG_BYTES, PromptFields, conversation_of
 
 SKETCHED_BYTES = 8192  # of a body; a smaller one has no sketch
-# Of bodies that are sketched, at four ticks a second: 2 % of a processor. And at most at once.
+# Of bodies that are sketched: at four ticks a second that takes 2 % of a processor.
 BYTES_A_TICK = 2 << 20
-BURST_BYTES = 8 << 20
+BURST_BYTES = 8 << 20  # that may be sketched at once, after a time without any
 FINE_BYTES = 32_768  # of a prompt, in blocks of FINE_BLOCK; the rest is in blocks of COARSE_BLOCK
 FINE_BLOCK = 512
 COARSE_BLOCK = 4096
 FINE_BLOCKS = FINE_BYTES // FINE_BLOCK
 _DIGEST_BYTES = 4
 _BACKSLASH = ord("\\")
-_MOST_MARKS = 16
+_MOST_MARKS = 16  # of a prompt; more are left in it
 # A mark for Anthropic's cache, which its client moves from message to message. No model sees it.
 _MARK_KEY = b'"cache_control"'
 _MARK = re.compile(rb'"cache_control"\s*+:\s*+(?:\{[^{}]*+\}|null)\s*+')
@@ -67,8 +67,8 @@ class PromptSketch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SketchBudget:
-    """How many bytes of prompts may be sketched: where more goes through the gateway than engines
-    can read, it has other work.
+    """How many bytes of prompts may still be sketched. A gateway through which more passes than
+    engines can read needs its processor for other work.
     """
 
     def __init__(self) -> None:
@@ -78,20 +78,20 @@ class SketchBudget:
         return f"<SketchBudget {self._left_bytes} bytes>"
 
     def take(self, length: int) -> bool:
-        """Return whether a body of that length may be sketched, and count it."""
+        """Return whether a body of that length may be sketched; if so, its bytes are spent."""
         if not SKETCHED_BYTES <= length <= min(LONG_BYTES, self._left_bytes):
             return False
         self._left_bytes -= length
         return True
 
     def refill(self) -> None:
-        """Called at each tick of the clock."""
+        """Add what one tick of the clock allows."""
         self._left_bytes = min(BURST_BYTES, self._left_bytes + BYTES_A_TICK)
 
 
 class PromptLook(msgspec.Struct, frozen=True):
     sketch: PromptSketch
-    conversation: int | None  # the digest of how it begins
+    conversation: int | None  # the digest of its beginning
 
 
 class _PromptBody(PromptFields):

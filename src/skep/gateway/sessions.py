@@ -1,8 +1,8 @@
 """The sessions of agents, turn by turn: which turn a request is, how long its agent was silent
 before it, what the prefix cache could have held, and why it held less.
 
-It is told of each request that ended. It keeps digests and counts, and never text; of
-conversations the last few thousand. Knows no clock, no connection and no engine."""
+`Sessions` is told of each request that ended. It keeps digests and counts, never text, of the
+last few thousand conversations. Knows no clock, no connection and no engine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from skep.gateway.replica_table import process_of
 from skep.gateway.request_log import SessionColumns
 from skep.gateway.session_names import digest_text
 
+# Why a turn was cold: the cache held clearly less of its prompt than it could have.
 FIRST = "first"
 MOVED = "moved"
 EVICTED = "evicted"
 RESTARTED = "restarted"
 CHANGED = "changed"
-REMEMBERED = 4096  # conversations; the one not heard of longest is forgotten
+REMEMBERED = 4096  # conversations; the one with the oldest last turn is forgotten first
 PAUSES = 64  # of a conversation, the last ones: for their median
 # Tokens that a cache may lack before a turn is cold: engines cache whole blocks.
 ALLOWED_TOKENS = 1024
@@ -31,7 +32,7 @@ ALLOWED_SHARE = 0.1
 
 
 class RequestSession(msgspec.Struct, array_like=True):
-    """What a request says of its session, as whoever carried it found it."""
+    """What a request says of its session, as the process that carried it read it."""
 
     session: int
     conversation: int
@@ -41,7 +42,7 @@ class RequestSession(msgspec.Struct, array_like=True):
 
 
 class EndedTurn(msgspec.Struct):
-    """A request that ended. Times are of one monotonic clock, but for `seen_at`."""
+    """A request that ended. Times are of one monotonic clock, except `seen_at`."""
 
     model: str
     replica: str
@@ -63,8 +64,8 @@ class Conversation(msgspec.Struct):
     session: int
     begun_at: float  # unix time
     last: EndedTurn
-    pauses: deque[float]
-    cold: Counter[str]
+    pauses: deque[float]  # seconds before each of its last turns
+    cold: Counter[str]  # turns, by why they were cold
     turns: int = 0
     prompt_tokens: int = 0  # of turns whose cached tokens are known, as the two below
     cached_tokens: int = 0
@@ -73,7 +74,7 @@ class Conversation(msgspec.Struct):
 
 class Coldness(msgspec.Struct, frozen=True):
     reason: str
-    at_token: int | None = None
+    at_token: int | None = None  # where the prompt was changed
 
 
 class Sessions:
@@ -87,7 +88,7 @@ class Sessions:
         return f"<Sessions {len(self._conversations)} conversations>"
 
     def set_replicas(self, specs: Iterable[ReplicaSpec], now: float) -> None:
-        """Hear which replicas serve. One that was not there is a process with an empty cache."""
+        """Take in which replicas serve. A new one is a process with an empty cache."""
         self._started = {
             process: self._started.get(process, now) for process in map(process_of, specs)
         }
@@ -133,7 +134,7 @@ class Sessions:
         )
 
     def figures(self, limit: int) -> list[SessionFigures]:
-        """Return the sessions that were heard of last, newest first."""
+        """Return the figures of the sessions whose turns ended last, newest first."""
         by_session: dict[ConversationKey, list[Conversation]] = {}
         for (model, _), conversation in reversed(self._conversations.items()):
             by_session.setdefault((model, conversation.session), []).append(conversation)
@@ -158,7 +159,8 @@ class Sessions:
         return key
 
     def _coldness(self, last: EndedTurn | None, turn: EndedTurn) -> Coldness | None:
-        """Return why the cache held clearly less than it could; None: it did not, or nobody said.
+        """Return why the cache held clearly less than it could; None: it held enough, or
+        the engine did not say.
 
         Judged by the last prompt alone: many templates write an answer anew in the next prompt.
         """
@@ -215,8 +217,8 @@ def falls_short(tokens: int, expected: int) -> bool:
 def changed_token(
     sketch: PromptSketch | None, later: PromptSketch | None, prompt_tokens: int
 ) -> int | None:
-    """Return about which token of a prompt is the first that the one before did not have; None: it
-    goes on where that ended, or nobody knows.
+    """Estimate the first token in which a prompt differs from the one before; None: it goes on
+    where that ended, or one of them has no sketch.
     """
     if sketch is None or later is None:
         return None
@@ -239,7 +241,7 @@ def _count(
 
 
 def _figures(model: str, conversations: list[Conversation]) -> SessionFigures:
-    """Return the figures of a session; the conversation heard of last comes first."""
+    """Return the figures of a session; the conversation whose turn ended last comes first."""
     last = conversations[0].last
     prompt = sum(conversation.prompt_tokens for conversation in conversations)
     cached = sum(conversation.cached_tokens for conversation in conversations)

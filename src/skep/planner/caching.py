@@ -1,9 +1,9 @@
-"""Continuous batching with a prefix cache: prompts find what earlier ones left, answers fill the
-pool, and what does not fit is preempted and computed again.
+"""Continuous batching with a prefix cache: a prompt reuses the blocks that earlier ones left,
+answers fill the pool, and a sequence that does not fit is preempted and computed again.
 
-As vLLM has it: a prompt is let in when all of its blocks have room, blocks are taken as an answer
-grows, and where none is left the sequence that came last gives its own back. With KV in RAM,
-blocks that the card has lost are copied back, one prompt after the other.
+As in vLLM: a prompt is admitted when there is room for all of its blocks, an answer takes blocks
+as it grows, and where no block is left the sequence that came last gives its blocks back. With KV
+in RAM, blocks that the card has lost are copied back, one prompt after the other.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from skep.planner.batching import BatchPass, PassResult, Sequence, SimulatedRepl
 from skep.planner.prefix_cache import PrefixCache
 from skep.planner.step import StepModel
 
-BLOCK_TOKENS = 16  # vLLM's
+BLOCK_TOKENS = 16  # vLLM's block size
 
 
 class KvTier:
-    """KV in RAM: how many tokens it holds, and how many of them a second come back."""
+    """KV in RAM: how many tokens it holds, and how many a second are copied back to the card."""
 
     def __init__(self, tokens: float, tokens_per_s: float) -> None:
         self.tokens = tokens
@@ -26,7 +26,7 @@ class KvTier:
 
 
 class CacheCounts:
-    """What has happened so far, in tokens of prompts."""
+    """Totals so far: tokens of prompts, and preemptions."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0.0
@@ -36,7 +36,7 @@ class CacheCounts:
 
 
 class CachingReplica(SimulatedReplica):
-    """A simulated replica whose sequences have names for their blocks."""
+    """A simulated replica with a prefix cache, which knows blocks by the names in sequences."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class CachingReplica(SimulatedReplica):
         self._ram = ram
         # Prompts whose KV is on its way from RAM, with the seconds that this takes.
         self._loading: list[tuple[Sequence, float]] = []
-        # Tokens of prompts inside that no named block holds, and prompt tokens that decode.
+        # Prompt tokens of admitted sequences behind their last named block.
         self._tail_tokens = 0.0
-        self._decoding_prompts = 0.0
+        self._decoding_prompts = 0.0  # prompt tokens of the sequences that decode
 
     @property
     def running(self) -> int:
@@ -72,17 +72,18 @@ class CachingReplica(SimulatedReplica):
         return float(self.cache.used_blocks * self.block_tokens)
 
     def next_pass(self, at_most: int = 1 << 30) -> BatchPass | None:
-        following = super().next_pass(at_most)
-        if following is None:
+        batch_pass = super().next_pass(at_most)
+        if batch_pass is None:
             if not self._loading:
                 return None
+            # Nothing is to be computed until the first prompt has come from RAM.
             seconds = max(1e-6, self._loading[0][1])
             return BatchPass(1, seconds, 0, (), 0.0)
-        if following.steps > 1:
-            steps = min(following.steps, self._steps_with_room(following))
-            if steps < following.steps:
+        if batch_pass.steps > 1:
+            steps = min(batch_pass.steps, self._steps_with_room(batch_pass))
+            if steps < batch_pass.steps:
                 return super().next_pass(steps)
-        return following
+        return batch_pass
 
     def finish(self, done: BatchPass) -> PassResult:
         self._copy_back(done.seconds)
@@ -111,7 +112,7 @@ class CachingReplica(SimulatedReplica):
         if was_filling and not was_waiting:
             self.cache.forget(sequence.blocks[self._computed_blocks(sequence) :])
 
-    # What the batch calls
+    # Called by SimulatedReplica
 
     def _has_room(self, sequence: Sequence) -> bool:
         unread = sum(filling.prompt_left for filling in self.filling)
@@ -122,41 +123,41 @@ class CachingReplica(SimulatedReplica):
         return named_blocks + tail_blocks + 1 <= self.cache.free_blocks
 
     def _take_in(self, sequence: Sequence) -> None:
-        whole = sequence.cached + sequence.prompt
+        prompt_tokens = sequence.cached + sequence.prompt
         blocks = sequence.blocks
-        held = self.cache.held(blocks)
-        from_ram = self.cache.held_in_ram(blocks, held)
-        if (held + from_ram) * self.block_tokens >= whole:
+        held_blocks = self.cache.held(blocks)
+        ram_blocks = self.cache.held_in_ram(blocks, held_blocks)
+        if (held_blocks + ram_blocks) * self.block_tokens >= prompt_tokens:
             # The last token is always computed: its result is the first one of the answer.
-            if from_ram:
-                from_ram -= 1
+            if ram_blocks:
+                ram_blocks -= 1
             else:
-                held -= 1
+                held_blocks -= 1
         self.cache.use(blocks)
-        sequence.cached = float((held + from_ram) * self.block_tokens)
-        sequence.prompt = sequence.prompt_left = whole - sequence.cached
+        sequence.cached = float((held_blocks + ram_blocks) * self.block_tokens)
+        sequence.prompt = sequence.prompt_left = prompt_tokens - sequence.cached
         self._tail_tokens += self._tail_of(sequence)
         self._note_unnamed()
-        self.counts.prompt_tokens += whole
-        self.counts.hit_tokens += held * self.block_tokens
-        self.counts.ram_tokens += from_ram * self.block_tokens
-        if from_ram and self._ram is not None:
-            seconds = from_ram * self.block_tokens / self._ram.tokens_per_s
+        self.counts.prompt_tokens += prompt_tokens
+        self.counts.hit_tokens += held_blocks * self.block_tokens
+        self.counts.ram_tokens += ram_blocks * self.block_tokens
+        if ram_blocks and self._ram is not None:
+            seconds = ram_blocks * self.block_tokens / self._ram.tokens_per_s
             self._loading.append((sequence, seconds))
         else:
             self.filling.append(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
         self._tail_tokens -= self._tail_of(sequence)
-        answered = self._named_answer(
+        answer_blocks = self._full_answer_blocks(
             sequence, sequence.cached + sequence.prompt + sequence.output
         )
-        if sequence.has_begun and answered:
-            self.cache.use(answered)
-            self.cache.keep_in_ram(answered)
+        if sequence.has_begun and answer_blocks:
+            self.cache.use(answer_blocks)
+            self.cache.keep_in_ram(answer_blocks)
         else:
-            answered = ()
-        self.cache.release((*sequence.blocks, *answered))
+            answer_blocks = ()
+        self.cache.release((*sequence.blocks, *answer_blocks))
         self._note_unnamed()
 
     def _enter_batch(self, sequence: Sequence) -> None:
@@ -173,38 +174,40 @@ class CachingReplica(SimulatedReplica):
         return max(16.0, self.chunk_tokens - self.decoding * (1 + self.step.depth))
 
     def _tail_of(self, sequence: Sequence) -> float:
-        """Return the tokens of its prompt behind the last named block."""
-        whole = sequence.cached + sequence.prompt
-        return max(0.0, whole - len(sequence.blocks) * self.block_tokens)
+        """Return how many tokens of a sequence's prompt lie behind its last named block."""
+        prompt_tokens = sequence.cached + sequence.prompt
+        return max(0.0, prompt_tokens - len(sequence.blocks) * self.block_tokens)
 
     def _computed_blocks(self, sequence: Sequence) -> int:
         computed = sequence.cached + sequence.prompt - sequence.prompt_left
         return min(len(sequence.blocks), int(computed // self.block_tokens))
 
-    def _named_answer(self, sequence: Sequence, tokens: float) -> tuple[object, ...]:
-        """Return the blocks of its answer that are full once it has so many tokens in all."""
-        full = int(tokens // self.block_tokens) - len(sequence.blocks)
-        return sequence.answer_blocks[: max(0, full)]
+    def _full_answer_blocks(self, sequence: Sequence, tokens: float) -> tuple[object, ...]:
+        """Return the blocks of an answer that are full once the sequence has `tokens` in all."""
+        full_blocks = int(tokens // self.block_tokens) - len(sequence.blocks)
+        return sequence.answer_blocks[: max(0, full_blocks)]
 
     def _note_unnamed(self) -> None:
         tokens = self._tail_tokens + max(0.0, self._context - self._decoding_prompts)
         partial = self.running // 2  # the last block of a sequence is half full
         self.cache.set_unnamed(math.ceil(max(0.0, tokens) / self.block_tokens) + partial)
 
-    def _steps_with_room(self, following: BatchPass) -> int:
-        """Return how many steps there is room for, and until a prompt has come from RAM."""
-        steps = following.steps
-        step_s = following.seconds / following.steps
+    def _steps_with_room(self, batch_pass: BatchPass) -> int:
+        """Return how many steps of a pass can run: until the free blocks are used up, or until the
+        next prompt has come from RAM.
+        """
+        steps = batch_pass.steps
+        step_s = batch_pass.seconds / batch_pass.steps
         if self._loading and step_s > 0:
             steps = min(steps, max(1, math.ceil(self._loading[0][1] / step_s)))
-        growth = following.decoding * following.tokens_each
+        growth = batch_pass.decoding * batch_pass.tokens_each
         if growth:
             room = self.cache.free_blocks * self.block_tokens
             steps = min(steps, max(1, int(room // growth)))
         return steps
 
     def _copy_back(self, seconds: float) -> None:
-        """Copy from RAM for so long: one prompt after the other, as there is one link."""
+        """Copy prompts from RAM for `seconds`, one after the other, as there is one link."""
         while self._loading:
             sequence, left_s = self._loading[0]
             if left_s > seconds + 1e-9:
@@ -246,14 +249,14 @@ class CachingReplica(SimulatedReplica):
     def _preempt_decoding(self, sequence: Sequence) -> None:
         """Take a sequence out of the batch: what it has answered is a part of its prompt now."""
         context = self._context_of(sequence)
-        answered = context - sequence.cached - sequence.prompt
+        answered_tokens = context - sequence.cached - sequence.prompt
         self._stop_decoding(sequence)
         self._tail_tokens -= self._tail_of(sequence)
-        named = self._named_answer(sequence, context)
-        self.cache.use(named)
-        sequence.blocks = (*sequence.blocks, *named)
-        sequence.answer_blocks = sequence.answer_blocks[len(named) :]
+        full_blocks = self._full_answer_blocks(sequence, context)
+        self.cache.use(full_blocks)
+        sequence.blocks = (*sequence.blocks, *full_blocks)
+        sequence.answer_blocks = sequence.answer_blocks[len(full_blocks) :]
         sequence.prompt = sequence.prompt_left = context
         sequence.cached = 0.0
-        sequence.output = max(1.0, sequence.output - answered)
+        sequence.output = max(1.0, sequence.output - answered_tokens)
         self.cache.release(sequence.blocks)

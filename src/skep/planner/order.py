@@ -1,10 +1,12 @@
 """Which of several setups goes first, and why it goes before a faster one.
 
-Each rule keeps some of the candidates that the rules before it have kept, and the last one
-decides. A rule that nobody meets keeps all. Published pairs of setups on the same cards say how
-much a lead in speed is worth (734 pairs under 172 loads, predicted without their source): where
-the slower one is predicted at 70 to 80 % of the faster one's speed, it was really faster in 24 %
-of the pairs; below 70 % in 6 %. Knows the figures of a plan, not how they came about.
+Each rule keeps some of the candidates that the rules before it have kept; between those that the
+last one keeps, `preference` decides. A rule that no candidate meets keeps all.
+
+Published pairs of setups on the same cards say how much a lead in speed is worth (734 pairs under
+172 loads, predicted without their source): where the slower one is predicted at 70 to 80 % of the
+faster one's speed, it was really faster in 24 % of the pairs; below 70 % in 6 %. Knows the figures
+of a plan, not how they came about.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ COMPARABLE_FORM = 0.8
 HALF = 0.5  # of the fastest's speed: too slow to go first for a margin or for staying on the cards
 WITH_ROOM = 0.85  # of the fastest's speed: slower than that, room for every agent is not worth it
 SAME_CONTEXT = 0.75  # of the largest context; below it agents run out of room sooner
-SESSION_TASKS = 2  # that a conversation grows to: from here on only twice the context is more
-MOST_TASKS = 8  # a conversation that has grown to more tells no layouts apart
+SESSION_TASKS = 2  # tasks that a conversation grows to: more context counts only if it is twice
+MOST_TASKS = 8  # context for more tasks than that tells no layouts apart
 SPARE_SESSIONS = 1.5  # times the agents: so many should stay warm
 SAME_SESSION = 0.5  # of the largest context, where both hold a session
 SAME_FIRST_TOKEN = 1.25  # times the shortest wait
 SHORT_WAIT_S = 1.5  # longer than the shortest: nobody minds
 FEW_SPLIT = 2  # cards over which llama.cpp's tensor split has been tried
-SAME_SPEED = 0.95  # of the fastest's: the nicer setup goes first
-NAMED = 3  # of the faster ones that one rule left out
+SAME_SPEED = 0.95  # of the fastest's speed: as fast, so that other figures decide
+NAMED = 3  # of the setups that a rule left out; the others are counted
 
 Candidates = Sequence[Rated]
 Preference = tuple[bool | float, ...]
@@ -66,7 +68,7 @@ def why_first(candidates: Candidates, listed: Candidates) -> str | None:
     """Return why the first of the candidates goes before each faster one that is shown; None where
     it is the fastest.
 
-    Every rule that left a faster one out has one clause.
+    Each rule that left out a faster one adds a clause.
     """
     first = first_of(candidates)
     faster = [rated for rated in listed if _is_shown_faster(rated, first)]
@@ -78,12 +80,12 @@ def why_first(candidates: Candidates, listed: Candidates) -> str | None:
         if lost:
             clauses.append(reason(first, lost))
         candidates = remaining
-    near: dict[str, list[Rated]] = {}
+    near_ties: dict[str, list[Rated]] = {}
     for rated in faster:
         if rated in candidates:
-            difference = _nicer(first, rated)
-            near.setdefault(difference, []).append(rated)
-    clauses += [_near_tie(first, rows, difference) for difference, rows in near.items()]
+            difference = _deciding_difference(first, rated)
+            near_ties.setdefault(difference, []).append(rated)
+    clauses += [_near_tie(first, rows, difference) for difference, rows in near_ties.items()]
     return "; ".join(clauses) or None
 
 
@@ -114,7 +116,7 @@ def _is_shown_faster(rated: Rated, first: Rated) -> bool:
     return speed > speed_of_first
 
 
-def _nicer(first: Rated, near: Rated) -> str:
+def _deciding_difference(first: Rated, near: Rated) -> str:
     """Name the first difference that decides between setups of the same speed."""
     for figure, reason in PREFERENCES:
         if figure(first) != figure(near):
@@ -127,57 +129,57 @@ def preference(rated: Rated) -> Preference:
     return tuple(figure(rated) for figure, _ in PREFERENCES)
 
 
-def _verdicts(rated: Rated, verdict: str) -> int:
+def _count_findings(rated: Rated, verdict: str) -> int:
     return sum(finding.verdict == verdict for finding in rated.findings)
 
 
 # The rules, in their order
 
 
-def _can_be_had(candidates: Candidates) -> Candidates:
-    return _those(candidates, lambda rated: rated.published)
+def _keep_published(candidates: Candidates) -> Candidates:
+    return _keep_meeting(candidates, lambda rated: rated.published)
 
 
-def _within_limits(candidates: Candidates) -> Candidates:
+def _keep_within_limits(candidates: Candidates) -> Candidates:
     """Keep those within --slo; where none is, those that miss it by least."""
     smallest_miss = min(rated.over_limit for rated in candidates)
     allowed = max(1.0, smallest_miss / SAME_SPEED)
     return [rated for rated in candidates if rated.over_limit <= allowed]
 
 
-def _are_known_to_start(candidates: Candidates) -> Candidates:
-    return _those(candidates, lambda rated: rated.no_start is None)
+def _keep_known_to_start(candidates: Candidates) -> Candidates:
+    return _keep_meeting(candidates, lambda rated: rated.no_start is None)
 
 
-def _give_a_window(candidates: Candidates) -> Candidates:
+def _keep_enough_context(candidates: Candidates) -> Candidates:
     """Keep those in which a session has the context that it needs, and if it costs less than half
     of the speed, the one that is planned.
     """
     goal = candidates[0].goal
-    able = _those(candidates, lambda rated: rated.window_tokens >= goal.least_window_tokens)
-    return _unless_slower(able, lambda rated: rated.window_tokens >= goal.window_tokens, HALF)
+    able = _keep_meeting(candidates, lambda rated: rated.window_tokens >= goal.least_window_tokens)
+    return _keep_unless_slower(able, lambda rated: rated.window_tokens >= goal.window_tokens, HALF)
 
 
-def _hold_all_agents(candidates: Candidates) -> Candidates:
-    return _unless_slower(candidates, lambda rated: rated.holds_all, WITH_ROOM)
+def _keep_with_room_for_all(candidates: Candidates) -> Candidates:
+    return _keep_unless_slower(candidates, lambda rated: rated.holds_all, WITH_ROOM)
 
 
-def _leave_a_margin(candidates: Candidates) -> Candidates:
-    return _unless_slower(candidates, lambda rated: not rated.on_paper, HALF)
+def _keep_with_margin(candidates: Candidates) -> Candidates:
+    return _keep_unless_slower(candidates, lambda rated: not rated.on_paper, HALF)
 
 
-def _stay_on_cards(candidates: Candidates) -> Candidates:
-    return _unless_slower(candidates, lambda rated: not rated.setup.cpu_moe, HALF)
+def _keep_on_cards(candidates: Candidates) -> Candidates:
+    return _keep_unless_slower(candidates, lambda rated: not rated.setup.cpu_moe, HALF)
 
 
-def _are_no_experiments(candidates: Candidates) -> Candidates:
+def _drop_experiments(candidates: Candidates) -> Candidates:
     """Leave out llama.cpp's tensor split over many cards on PCIe, where a layout of vLLM was
     measured on such cards.
     """
     measured_engines = {rated.setup.engine for rated in candidates if rated.measured}
     if "vllm" not in measured_engines:
         return candidates
-    return _unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF)
+    return _keep_unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF)
 
 
 def _is_experiment(rated: Rated) -> bool:
@@ -187,15 +189,15 @@ def _is_experiment(rated: Rated) -> bool:
     return split and over_pcie and not rated.measured
 
 
-def _are_as_fast(candidates: Candidates) -> Candidates:
-    return _inside_the_band(candidates, COMPARABLE)
+def _keep_comparable(candidates: Candidates) -> Candidates:
+    return _keep_inside_band(candidates, COMPARABLE)
 
 
-def _are_forms_as_fast(forms: Candidates) -> Candidates:
-    return _inside_the_band(forms, COMPARABLE_FORM)
+def _keep_comparable_forms(forms: Candidates) -> Candidates:
+    return _keep_inside_band(forms, COMPARABLE_FORM)
 
 
-def _inside_the_band(candidates: Candidates, share: float) -> Candidates:
+def _keep_inside_band(candidates: Candidates, share: float) -> Candidates:
     """Keep those inside the band of the fastest that do not lose clearly.
 
     There is no such doubt about one agent's time, which is asked for by name: near ties only.
@@ -207,14 +209,14 @@ def _inside_the_band(candidates: Candidates, share: float) -> Candidates:
     return [rated for rated in candidates if rated.speed >= slowest]
 
 
-def _have_context(candidates: Candidates) -> Candidates:
+def _keep_largest_context(candidates: Candidates) -> Candidates:
     """Keep those with about the largest context; where all hold a session, half of it is as
     good. Where sessions are planned, keep those with room for a few more: sub-agents, and
     sessions that have grown.
     """
     goal = candidates[0].goal
     if goal.shape is not None:
-        return _those(candidates, lambda rated: _has_spare_room(rated, goal.agents))
+        return _keep_meeting(candidates, lambda rated: _has_spare_room(rated, goal.agents))
     largest = max(map(_useful_context, candidates))
     session = SESSION_TASKS * goal.need_tokens
     about_as_much = min(SAME_CONTEXT * largest, session)
@@ -223,13 +225,13 @@ def _have_context(candidates: Candidates) -> Candidates:
 
 
 def _has_spare_room(rated: Rated, agents: int) -> bool:
-    """Return whether more sessions stay warm than there are agents. Slots with memory of their own
-    hold one each, however much that is.
+    """Return whether a few more sessions stay warm than there are agents. Slots with memory of
+    their own hold one session each, however much memory that is.
     """
     return not has_pool(rated.setup.engine) or rated.warm_sessions >= SPARE_SESSIONS * agents
 
 
-def _answer_soon(candidates: Candidates) -> Candidates:
+def _keep_soonest(candidates: Candidates) -> Candidates:
     """Keep those whose first token comes about as soon as the soonest. Of sessions, turns a minute
     count the wait already.
     """
@@ -240,13 +242,13 @@ def _answer_soon(candidates: Candidates) -> Candidates:
     return [rated for rated in candidates if rated.first_token_s <= latest]
 
 
-def _are_fastest(candidates: Candidates) -> Candidates:
+def _keep_fastest(candidates: Candidates) -> Candidates:
     """Keep what is within 5 % of the fastest."""
     slowest = SAME_SPEED * _highest_speed(candidates)
     return [rated for rated in candidates if rated.speed >= slowest]
 
 
-def _are_not_beaten(candidates: Candidates) -> Candidates:
+def _drop_beaten(candidates: Candidates) -> Candidates:
     """Leave out what another beats in speed, context and first token at once: nothing makes up for
     that.
     """
@@ -275,14 +277,14 @@ def _keep_most_bits(candidates: Candidates) -> Candidates:
     return [rated for rated in candidates if rated.setup.quant.nominal == most_bits]
 
 
-def _serve_one_agent_as_fast(candidates: Candidates) -> Candidates:
+def _keep_fastest_alone(candidates: Candidates) -> Candidates:
     """Keep what is within 5 % of the best with what a single agent gets counted."""
     best = max(rated.score for rated in candidates)
     lowest = SAME_SPEED * best
     return [rated for rated in candidates if rated.score >= lowest]
 
 
-def _those(candidates: Candidates, meets: Callable[[Rated], bool]) -> Candidates:
+def _keep_meeting(candidates: Candidates, meets: Callable[[Rated], bool]) -> Candidates:
     """Keep those that meet a condition; all of them where none does."""
     meeting = [rated for rated in candidates if meets(rated)]
     if meeting:
@@ -290,13 +292,13 @@ def _those(candidates: Candidates, meets: Callable[[Rated], bool]) -> Candidates
     return candidates
 
 
-def _unless_slower(
+def _keep_unless_slower(
     candidates: Candidates, meets: Callable[[Rated], bool], share: float
 ) -> Candidates:
-    """Keep those that meet it, unless the best of them has no more than this share of the
+    """Keep those that meet a condition, unless the best of them has no more than `share` of the
     fastest's speed.
     """
-    good = _those(candidates, meets)
+    good = _keep_meeting(candidates, meets)
     too_slow = share * _highest_speed(candidates)
     if _highest_speed(good) > too_slow:
         return good
@@ -314,19 +316,19 @@ def _useful_context(rated: Rated) -> float:
 # Why faster ones were left out, by rule
 
 
-def _unpublished(_: Rated, faster: Candidates) -> str:
+def _why_published(_: Rated, faster: Candidates) -> str:
     return f"its checkpoint exists, while none is known for {_names(faster)}"
 
 
-def _late(_: Rated, faster: Candidates) -> str:
+def _why_within_limits(_: Rated, faster: Candidates) -> str:
     return f"it is nearer to --slo than {_names(faster)}"
 
 
-def _broken(_: Rated, faster: Candidates) -> str:
+def _why_known_to_start(_: Rated, faster: Candidates) -> str:
     return f"somebody with such cards could not start {_names(faster)}"
 
 
-def _cramped(first: Rated, faster: Candidates) -> str:
+def _why_enough_context(first: Rated, faster: Candidates) -> str:
     windows = [rated.window_tokens for rated in faster]
     verb = _verb(faster, "gives", "give")
     return (
@@ -335,7 +337,7 @@ def _cramped(first: Rated, faster: Candidates) -> str:
     )
 
 
-def _small(first: Rated, faster: Candidates) -> str:
+def _why_room_for_all(first: Rated, faster: Candidates) -> str:
     held = [rated.slots for rated in faster]
     verb = _verb(faster, "holds", "hold")
     return (
@@ -344,19 +346,19 @@ def _small(first: Rated, faster: Candidates) -> str:
     )
 
 
-def _tight(_: Rated, faster: Candidates) -> str:
+def _why_margin(_: Rated, faster: Candidates) -> str:
     return (
         f"it leaves memory free, while {_names(faster)} {_verb(faster, 'fits', 'fit')} on paper "
         "only"
     )
 
 
-def _in_ram(_: Rated, faster: Candidates) -> str:
+def _why_on_cards(_: Rated, faster: Candidates) -> str:
     verb = _verb(faster, "keeps", "keep")
     return f"it fits on the cards, while {_names(faster)} {verb} experts in system memory"
 
 
-def _untried(_: Rated, faster: Candidates) -> str:
+def _why_tried(_: Rated, faster: Candidates) -> str:
     verb = _verb(faster, "is", "are")
     cause = (
         "llama.cpp's tensor split over PCIe, experimental and measured by nobody on so many cards"
@@ -364,7 +366,7 @@ def _untried(_: Rated, faster: Candidates) -> str:
     return f"vLLM was measured on such cards, while {_names(faster)} {verb} {cause}"
 
 
-def _slow(first: Rated, faster: Candidates) -> str:
+def _why_comparable(first: Rated, faster: Candidates) -> str:
     """Say why figures that are shown higher count for less."""
     doubted = [rated for rated in faster if _is_doubted(first, rated)]
     others = [rated for rated in faster if not _is_doubted(first, rated)]
@@ -394,7 +396,7 @@ def _near_tie(first: Rated, faster: Candidates, reason: str) -> str:
     near = [rated for rated in faster if rated not in others]
     clauses = []
     if others:
-        clauses.append(_slow(first, others))
+        clauses.append(_why_comparable(first, others))
     if near:
         clauses.append(f"{reason}, while {_lead(near)} by less than 5 %")
     return "; ".join(clauses)
@@ -407,7 +409,7 @@ def _is_doubted(first: Rated, faster: Rated) -> bool:
     return share_of_faster < share_of_first
 
 
-def _narrow(first: Rated, faster: Candidates) -> str:
+def _why_larger_context(first: Rated, faster: Candidates) -> str:
     if first.goal.shape is not None:
         warm = [rated.warm_sessions for rated in faster]
         return (
@@ -422,7 +424,7 @@ def _narrow(first: Rated, faster: Candidates) -> str:
     return f"{held}, while {_lead(faster)} by less than plans are off"
 
 
-def _slow_to_begin(first: Rated, faster: Candidates) -> str:
+def _why_soonest(first: Rated, faster: Candidates) -> str:
     soonest = min(rated.first_token_s for rated in faster)
     wait = format_seconds(first.first_token_s)
     waits = f"{wait} against {format_seconds(soonest)}"
@@ -430,19 +432,19 @@ def _slow_to_begin(first: Rated, faster: Candidates) -> str:
     return f"the first token comes after {waits}, while {lead} by less than plans are off"
 
 
-def _beaten(_: Rated, faster: Candidates) -> str:
+def _why_not_beaten(_: Rated, faster: Candidates) -> str:
     return (
         "another layout is faster, has no less context and a sooner first token than "
         f"{_names(faster)}"
     )
 
 
-def _coarse(first: Rated, faster: Candidates) -> str:
+def _why_more_bits(first: Rated, faster: Candidates) -> str:
     reason = f"{first.setup.quant.title} keeps more bits of each weight"
     return _near_tie(first, faster, reason)
 
 
-def _slow_alone(first: Rated, faster: Candidates) -> str:
+def _why_fastest_alone(first: Rated, faster: Candidates) -> str:
     fastest = max(rated.alone_tok_s for rated in faster)
     reason = f"{first.alone_tok_s:,.0f} tok/s for an agent alone against {fastest:,.0f}"
     return _near_tie(first, faster, reason)
@@ -452,8 +454,8 @@ def _lead(faster: Candidates) -> str:
     return f"{_names(faster)} {_verb(faster, 'leads', 'lead')}"
 
 
-def _verb(rows: Candidates, of_one: str, of_several: str) -> str:
-    return of_one if len(rows) == 1 else of_several
+def _verb(rows: Candidates, singular: str, plural: str) -> str:
+    return singular if len(rows) == 1 else plural
 
 
 def _at_most(figures: Sequence[int]) -> str:
@@ -492,33 +494,33 @@ def _shown_speed(rated: Rated) -> float:
 RULES: tuple[
     tuple[Callable[[Candidates], Candidates], Callable[[Rated, Candidates], str]], ...
 ] = (
-    (_can_be_had, _unpublished),
-    (_within_limits, _late),
-    (_are_known_to_start, _broken),
-    (_give_a_window, _cramped),
-    (_hold_all_agents, _small),
-    (_leave_a_margin, _tight),
-    (_stay_on_cards, _in_ram),
-    (_are_no_experiments, _untried),
-    (_are_as_fast, _slow),
-    (_have_context, _narrow),
-    (_answer_soon, _slow_to_begin),
-    (_are_fastest, _slow),
-    (_are_not_beaten, _beaten),
-    (_keep_most_bits, _coarse),
-    (_serve_one_agent_as_fast, _slow_alone),
+    (_keep_published, _why_published),
+    (_keep_within_limits, _why_within_limits),
+    (_keep_known_to_start, _why_known_to_start),
+    (_keep_enough_context, _why_enough_context),
+    (_keep_with_room_for_all, _why_room_for_all),
+    (_keep_with_margin, _why_margin),
+    (_keep_on_cards, _why_on_cards),
+    (_drop_experiments, _why_tried),
+    (_keep_comparable, _why_comparable),
+    (_keep_largest_context, _why_larger_context),
+    (_keep_soonest, _why_soonest),
+    (_keep_fastest, _why_comparable),
+    (_drop_beaten, _why_not_beaten),
+    (_keep_most_bits, _why_more_bits),
+    (_keep_fastest_alone, _why_fastest_alone),
 )
 
 
 def _form_rules() -> tuple[Callable[[Candidates], Candidates], ...]:
-    """Return those of `RULES`, except that a form may be nicer than one that beats it by
-    little.
+    """Return the rules between forms of one layout: those of `RULES` with a narrower band, and
+    without the one that leaves out what is beaten.
     """
     rules: list[Callable[[Candidates], Candidates]] = []
     for rule, _ in RULES:
-        if rule is _are_as_fast:
-            rules.append(_are_forms_as_fast)
-        elif rule is not _are_not_beaten:
+        if rule is _keep_comparable:
+            rules.append(_keep_comparable_forms)
+        elif rule is not _drop_beaten:
             rules.append(rule)
     return tuple(rules)
 
@@ -532,9 +534,9 @@ PREFERENCES: tuple[tuple[Callable[[Rated], bool | float], str], ...] = (
         lambda rated: rated.setup.engine in KNOWN_ENGINES,
         "more measurements of {first} are known than of {near}",
     ),
-    (lambda rated: -_verdicts(rated, "costs"), "less is known to slow it down"),
+    (lambda rated: -_count_findings(rated, "costs"), "less is known to slow it down"),
     (
-        lambda rated: -_verdicts(rated, "depends"),
+        lambda rated: -_count_findings(rated, "depends"),
         "it depends less on the versions of engine and driver",
     ),
     (lambda rated: -rated.setup.layout.pp, "it has fewer pipeline stages"),

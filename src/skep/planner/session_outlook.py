@@ -1,7 +1,7 @@
-"""What sessions get from a setup: how many stay warm, turns a minute at several numbers of them,
-and the number beyond which they push each other out of the KV cache.
+"""What sessions get from a setup: how many stay warm, turns a minute with several numbers of
+sessions at once, and the number beyond which they evict each other from the KV cache.
 
-Plays sessions that are under way (`planner.sessions`) on the setup's speed model.
+Plays sessions in the middle of their work (`planner.sessions`) on the setup's speed model.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from skep.planner.sessions import play_sessions
 
 # Blocks are coarse: a plan tells sessions apart, not tokens.
 _BLOCK_TOKENS = 512
-# Fewer turns a minute than so much of the most are a loss.
+# Fewer turns a minute than this share of the level before are a loss.
 _LOSS = 0.97
-_ROUNDS = 4  # until speed and number of sequences at once agree
+_ROUNDS = 4  # of an estimate, until speed and the number of sequences that decode agree
 _LEAST_FREE = 0.1  # of a card's time, for answers, however many prompts there are
-# Hits that are so far below the possible ones are a loss.
+# A share of hits that lies so far below the possible one is a loss.
 _LOST_HITS = 0.10
 
 
 class SessionLevel(msgspec.Struct, frozen=True):
-    """What so many sessions at once get. First tokens are of turns after a session's first."""
+    """What so many sessions get at once. First tokens are of turns after a session's first."""
 
     sessions: int
     turns_per_min: float
@@ -54,8 +54,8 @@ class SessionLevel(msgspec.Struct, frozen=True):
 class SessionOutlook(msgspec.Struct, frozen=True):
     """What a setup does for sessions of a shape.
 
-    `cliff`: the most sessions of those levels before turns a minute fall or hits are lost; None:
-    that begins at none of them.
+    `cliff`: the sessions of the last level before turns a minute fall or hits are lost; None:
+    neither happens at any of the levels.
     """
 
     shape: str
@@ -76,7 +76,7 @@ def session_level(
     window_tokens: int,
     ram: KvTier | None = None,
 ) -> SessionLevel:
-    """Return what so many sessions get, all at once, in the middle of their work."""
+    """Return what `sessions` get that are held at once, in the middle of their work."""
     steps = speed_model.steps or (speed_model.step,) * speed_model.setup.layout.replicas
     replicas = [
         CachingReplica(
@@ -109,32 +109,35 @@ def session_level(
 def estimated_level(
     speed_model: SpeedModel, shape: SessionShape, sessions: int, window_tokens: int
 ) -> SessionLevel:
-    """Return about what `session_level` would, without playing: enough to tell many setups apart.
+    """Estimate what `session_level` returns, without playing: enough to tell many setups apart.
 
     A turn takes its pause, its prompt and its answer; the prompts of the others slow it down, and
     prompts that a full pool has lost are computed again.
     """
     turn = usual_turn(shape, window_tokens)
     step = speed_model.step
-    on_one = sessions / speed_model.setup.layout.replicas
+    replica_sessions = sessions / speed_model.setup.layout.replicas
     own_tokens = typical_tokens(shape, window_tokens) - shape.shared_tokens
-    wanted_tokens = shape.shared_tokens + on_one * own_tokens
+    wanted_tokens = shape.shared_tokens + replica_sessions * own_tokens
     pool_tokens = pool_of(speed_model, shape, window_tokens)
     kept_share = min(1.0, pool_tokens / wanted_tokens)
-    computed = turn.new_tokens + (1 - kept_share) * (turn.prompt_tokens - turn.new_tokens)
-    chunk = min(float(speed_model.chunk_tokens), computed)
-    passes = computed / chunk
-    prefill_s = passes * step.seconds(0, 0.0, chunk, turn.prompt_tokens)
-    decoding = min(on_one, float(speed_model.slots))
+    computed_tokens = turn.new_tokens + (1 - kept_share) * (turn.prompt_tokens - turn.new_tokens)
+    chunk_tokens = min(float(speed_model.chunk_tokens), computed_tokens)
+    passes = computed_tokens / chunk_tokens
+    prefill_s = passes * step.seconds(0, 0.0, chunk_tokens, turn.prompt_tokens)
+    decoding = min(replica_sessions, float(speed_model.slots))
     turn_s = turn.pause_s
     for _ in range(_ROUNDS):
         sequences = max(1, round(decoding))
         token_s = step.seconds(sequences, sequences * turn.prompt_tokens)
         answer_s = turn.output_tokens * token_s / step.tokens_per_step(sequences)
-        free_share = max(_LEAST_FREE, 1 - on_one * prefill_s / max(turn_s, on_one * prefill_s))
+        free_share = max(
+            _LEAST_FREE,
+            1 - replica_sessions * prefill_s / max(turn_s, replica_sessions * prefill_s),
+        )
         turn_s = turn.pause_s + prefill_s + answer_s / free_share
-        decoding = min(float(speed_model.slots), on_one * answer_s / free_share / turn_s)
-    turn_s = max(turn_s, on_one * prefill_s)
+        decoding = min(float(speed_model.slots), replica_sessions * answer_s / free_share / turn_s)
+    turn_s = max(turn_s, replica_sessions * prefill_s)
     wait_s = max(prefill_s, turn_s - turn.pause_s - answer_s)
     return SessionLevel(
         sessions=sessions,
@@ -143,7 +146,7 @@ def estimated_level(
         first_token_s=wait_s,
         first_token_p95_s=wait_s,
         first_token_mean_s=wait_s,
-        hit_share=1 - computed / turn.prompt_tokens,
+        hit_share=1 - computed_tokens / turn.prompt_tokens,
         possible_share=1 - turn.new_tokens / turn.prompt_tokens,
         preemptions=0,
     )
@@ -156,18 +159,18 @@ def warm_sessions(
     is held once in each. Where slots have their own memory, each holds one session.
     """
     replicas = speed_model.setup.layout.replicas
-    typical = typical_tokens(shape, window_tokens)
+    session_tokens = typical_tokens(shape, window_tokens)
     if not has_pool(speed_model.setup.engine):
-        on_cards = int(min(speed_model.slots, speed_model.pool_tokens // typical))
-        return (on_cards + int(ram_tokens // typical)) * replicas
-    own = typical - shape.shared_tokens
+        on_cards = int(min(speed_model.slots, speed_model.pool_tokens // session_tokens))
+        return (on_cards + int(ram_tokens // session_tokens)) * replicas
+    own_tokens = session_tokens - shape.shared_tokens
     room = max(0.0, speed_model.pool_tokens - shape.shared_tokens) + ram_tokens
-    return int(room // own) * replicas
+    return int(room // own_tokens) * replicas
 
 
 def pool_of(speed_model: SpeedModel, shape: SessionShape, window_tokens: int) -> float:
-    """Return the tokens that sessions may use of a replica's memory: of slots with memory of their
-    own no more than a session of the usual size in each.
+    """Return how many tokens sessions may hold in a replica's memory. Slots with memory of their
+    own count with a session of the usual size each, even where they have room for more.
     """
     if has_pool(speed_model.setup.engine):
         return speed_model.pool_tokens
@@ -193,7 +196,7 @@ def outlook(
     at: Sequence[int],
     ram: KvTier | None = None,
 ) -> SessionOutlook:
-    """Return what sessions get at these numbers of them; where `ram` is given, with it, too."""
+    """Return what sessions get at the numbers of them in `at`, also with KV in `ram` if given."""
 
     def levels(tier: KvTier | None) -> tuple[SessionLevel, ...]:
         return tuple(
@@ -241,7 +244,7 @@ def usual_turn(shape: SessionShape, window_tokens: int) -> UsualTurn:
 
 
 def with_sessions(goal: PlanGoal, shape: SessionShape, window_tokens: int) -> PlanGoal:
-    """Return the goal with sessions of a shape in so long a context."""
+    """Return the goal for sessions of a shape, each with a context of `window_tokens`."""
     turn = usual_turn(shape, window_tokens)
     return replace(
         goal,

@@ -1,5 +1,5 @@
-"""Sessions played on simulated replicas in virtual time: what agents get while their KV fits, and
-what becomes of it where it does not.
+"""Sessions played on simulated replicas in virtual time: what agents get while their KV fits into
+the cache, and what they get where it does not.
 
 A session sends turn after turn, pauses while its tools run, and waits for its sub-agents. It stays
 on one replica. Knows scripts and replicas; knows nothing of cards and models.
@@ -21,10 +21,10 @@ from skep.planner.batching import BatchPass, Sequence
 from skep.planner.caching import CachingReplica
 from skep.planner.prefix_cache import Block
 
-# Seconds that a token of a prompt takes before the engine begins: HTTP, template, tokenizer. Of
-# vLLM 0.24 with 64 slots on an H200: 40 ms for 16,000 tokens that were all found.
+# Seconds that a token of a prompt takes before the engine begins: HTTP, template, tokenizer.
+# Measured with vLLM 0.24 and 64 slots on an H200: 40 ms for 16,000 tokens that were all cached.
 READ_IN_S = 2.5e-6
-# A session is warm if its later turns found so much of what they could.
+# A session is warm if its later turns got this share of what the cache could have given them.
 WARM_SHARE = 0.9
 
 
@@ -75,13 +75,12 @@ class PlayedSession:
     turn: int = 0
     begun_s: float = 0.0
     sent_s: float = 0.0
-    # What a turn's prompt is made of: the blocks of this conversation since it last began anew.
-    epoch: int = 0
+    epoch: int = 0  # how often it began anew: blocks of an earlier epoch are not used again
     held_tokens: int = 0  # prompt and answer of the turn before
     children_left: int = 0
     due_s: float = 0.0  # when its pause is over
-    found_tokens: float = 0.0  # by its later turns
-    findable_tokens: float = 0.0
+    found_tokens: float = 0.0  # that its later turns got from the cache
+    findable_tokens: float = 0.0  # that they could have got
 
     @property
     def is_warm(self) -> bool:
@@ -113,20 +112,21 @@ class _SessionPlay:
         self.measured = _Measured()
         self._at_once = at_once
         self._waiting = deque(self.scripts)
-        self._live = [0] * len(self.replicas)
-        self._numbers = 0
+        self._live = [0] * len(self.replicas)  # sessions under way, by replica
+        self._last_number = 0
         self._now = 0.0
-        # Turns that are due: when, a number that makes them comparable, what to do then.
+        # What is to be done: when, a number that makes entries comparable, the action.
         self._due: list[tuple[float, int, Callable[[], None]]] = []
+        # Passes under way: when each ends, the number of its replica, the pass.
         self._passes: list[tuple[float, int, BatchPass]] = []
         self._idle = set(range(len(self.replicas)))
         self._order = 0
-        self._sent: dict[int, PlayedSession] = {}
+        self._sent: dict[int, PlayedSession] = {}  # by the id of its sequence
         self._begun: dict[int, float] = {}
 
     def run(self) -> SessionOutcome:
         for _ in range(min(self._at_once, len(self._waiting))):
-            self._let_in()
+            self._begin_session()
         while self._due or self._passes or not self._all_idle():
             self._start_passes()
             next_due = self._due[0][0] if self._due else math.inf
@@ -146,10 +146,10 @@ class _SessionPlay:
 
     # Sessions
 
-    def _let_in(self) -> None:
+    def _begin_session(self) -> None:
         replica = min(range(len(self.replicas)), key=self._live.__getitem__)
         self._live[replica] += 1
-        session = self._session(self._waiting.popleft(), replica)
+        session = self._new_session(self._waiting.popleft(), replica)
         if session.script.earlier_tokens:
             self._hold_earlier(session)
         self._send(session)
@@ -163,13 +163,13 @@ class _SessionPlay:
         replica.cache.keep_in_ram(blocks)
         replica.cache.release(blocks)
 
-    def _session(
+    def _new_session(
         self, script: SessionScript, replica: int, parent: PlayedSession | None = None
     ) -> PlayedSession:
-        self._numbers += 1
+        self._last_number += 1
         return PlayedSession(
             script=script,
-            number=self._numbers,
+            number=self._last_number,
             replica=replica,
             parent=parent,
             begun_s=self._now,
@@ -181,25 +181,27 @@ class _SessionPlay:
         if turn.begins_anew:
             session.epoch += 1
             session.held_tokens = session.script.shared_tokens
-        before = session.held_tokens
-        prompt = before + turn.new_tokens
-        session.held_tokens = prompt + turn.output_tokens
+        earlier_tokens = session.held_tokens
+        prompt_tokens = earlier_tokens + turn.new_tokens
+        session.held_tokens = prompt_tokens + turn.output_tokens
         session.sent_s = self._now
         if session.turn and not turn.begins_anew:
-            session.findable_tokens += before
+            session.findable_tokens += earlier_tokens
         self._order += 1
         replica = self.replicas[session.replica]
         size = replica.block_tokens
-        prompt_blocks = blocks_of(session, 0, prompt // size, size)
-        answer_blocks = blocks_of(session, prompt // size, session.held_tokens // size, size)
+        prompt_blocks = blocks_of(session, 0, prompt_tokens // size, size)
+        answer_blocks = blocks_of(
+            session, prompt_tokens // size, session.held_tokens // size, size
+        )
         sequence = Sequence(
-            self._order, float(prompt), float(turn.output_tokens), blocks=prompt_blocks
+            self._order, float(prompt_tokens), float(turn.output_tokens), blocks=prompt_blocks
         )
         sequence.answer_blocks = answer_blocks
         self._sent[sequence.id] = session
-        self._at(self._now + prompt * READ_IN_S, lambda: replica.submit(sequence))
+        self._schedule(self._now + prompt_tokens * READ_IN_S, lambda: replica.submit(sequence))
 
-    def _answered(self, session: PlayedSession) -> None:
+    def _end_turn(self, session: PlayedSession) -> None:
         turn = session.script.turns[session.turn]
         self.measured.turns += 1
         self.measured.output_tokens += turn.output_tokens
@@ -209,14 +211,14 @@ class _SessionPlay:
         session.due_s = self._now + pause_s
         session.children_left = len(turn.subagents)
         for script in turn.subagents:
-            self._send(self._session(script, session.replica, session))
+            self._send(self._new_session(script, session.replica, session))
         if not session.children_left:
             self._go_on(session)
 
     def _go_on(self, session: PlayedSession) -> None:
         """Send the next turn when its pause is over, or end the session."""
         if session.turn < len(session.script.turns):
-            self._at(max(self._now, session.due_s), lambda: self._send(session))
+            self._schedule(max(self._now, session.due_s), lambda: self._send(session))
             return
         parent = session.parent
         if parent is not None:
@@ -228,9 +230,9 @@ class _SessionPlay:
         self.measured.warm_sessions += session.is_warm
         self._live[session.replica] -= 1
         if self._waiting:
-            self._let_in()
+            self._begin_session()
 
-    def _at(self, due_s: float, act: Callable[[], None]) -> None:
+    def _schedule(self, due_s: float, act: Callable[[], None]) -> None:
         self._order += 1
         heappush(self._due, (due_s, self._order, act))
 
@@ -240,15 +242,15 @@ class _SessionPlay:
         next_due = self._due[0][0] if self._due else math.inf
         for index in sorted(self._idle):
             replica = self.replicas[index]
-            following = replica.next_pass()
-            if following is None:
+            batch_pass = replica.next_pass()
+            if batch_pass is None:
                 continue
-            if following.steps > 1 and self._now + following.seconds > next_due:
-                step_s = following.seconds / following.steps
+            if batch_pass.steps > 1 and self._now + batch_pass.seconds > next_due:
+                step_s = batch_pass.seconds / batch_pass.steps
                 steps = max(1, math.ceil((next_due - self._now) / step_s))
-                following = replica.next_pass(steps) or following
+                batch_pass = replica.next_pass(steps) or batch_pass
             self._idle.discard(index)
-            heappush(self._passes, (self._now + following.seconds, index, following))
+            heappush(self._passes, (self._now + batch_pass.seconds, index, batch_pass))
 
     def _finish(self, index: int, done: BatchPass) -> None:
         result = self.replicas[index].finish(done)
@@ -259,7 +261,7 @@ class _SessionPlay:
                 self.measured.first_token_s.append(self._now - session.sent_s)
                 session.found_tokens += sequence.cached
         for sequence in result.ended:
-            self._answered(self._sent.pop(sequence.id))
+            self._end_turn(self._sent.pop(sequence.id))
 
     def _outcome(self) -> SessionOutcome:
         counts = [replica.counts for replica in self.replicas]
@@ -286,11 +288,16 @@ class _SessionPlay:
 def blocks_of(
     session: PlayedSession, begin: int, end: int, block_tokens: int
 ) -> tuple[Block, ...]:
-    """Return the names of a conversation's blocks: shared ones up to where its own begin."""
-    shared = session.script.shared_tokens // block_tokens
-    name = session.script.shared_name
-    own = (session.number, session.epoch)
-    return tuple((name, place) if place < shared else (own, place) for place in range(begin, end))
+    """Return the names of a conversation's blocks from `begin` to `end`: of the beginning that it
+    shares with others, then its own.
+    """
+    shared_blocks = session.script.shared_tokens // block_tokens
+    shared_name = session.script.shared_name
+    own_name = (session.number, session.epoch)
+    return tuple(
+        (shared_name, place) if place < shared_blocks else (own_name, place)
+        for place in range(begin, end)
+    )
 
 
 def quantile(ordered: Several[float], share: float) -> float:
