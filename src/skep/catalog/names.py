@@ -37,7 +37,7 @@ def squeeze(name: str) -> str:
 
 def model_spellings(name: str) -> tuple[str, ...]:
     """Return what to look for, most literal first: the name, without its owner, without endings
-    that change no width.
+    that leave the shape of the model as it is.
     """
     text = name.strip().casefold()
     spellings_found = [squeeze(text)]
@@ -79,7 +79,7 @@ def device_spellings(name: str) -> tuple[str, ...]:
 
 
 def split_memory(name: str) -> tuple[str, float | None]:
-    """Return a name without its memory, and that: `Apple M4 24GB` is `Apple M4` and 24."""
+    """Return a name without its memory, and the GiB of that: `Apple M4 24GB` is `Apple M4`, 24."""
     folded = name.casefold().strip()
     match = _MEMORY.search(folded)
     if match is None:
@@ -105,8 +105,8 @@ def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> t
 
 
 def begun_names(name: str, spelled: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the entries that a short name begins, else those that have all of its words: `llama`,
-    `ministral-14b`.
+    """Return the entries that begin with a short name, else those that have all of its words:
+    `llama`, `ministral-14b`.
     """
     start = squeeze(name)
     begun = [entry for text, entry in spelled.items() if start and text.startswith(start)]
@@ -115,8 +115,8 @@ def begun_names(name: str, spelled: Mapping[str, str]) -> tuple[str, ...]:
     words = _squeezed_words(name)
     if not words:
         return ()
-    holding = [entry for entry in spelled.values() if words <= _squeezed_words(entry)]
-    return _distinct(holding)
+    with_all_words = [entry for entry in spelled.values() if words <= _squeezed_words(entry)]
+    return _distinct(with_all_words)
 
 
 def _squeezed_words(name: str) -> set[str]:
@@ -180,8 +180,8 @@ def table(file_name: str, name: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=8)
 def spellings(file_name: str) -> Mapping[str, str]:
-    """Return every squeezed id, title and alias with the id it stands for; where two claim one,
-    the id goes first.
+    """Return every squeezed id, title and alias with the id it stands for. Where it is the id of
+    one entry and the title or alias of another, the id counts.
     """
     import tomllib
 

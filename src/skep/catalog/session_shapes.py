@@ -20,11 +20,11 @@ import msgspec
 from skep.errors import UserError
 
 _NORMAL = NormalDist()
-_TENTH_Z = _NORMAL.inv_cdf(0.9)
-# A draw is kept within these quantiles, so that no session is a hundred times the usual one.
+_TENTH_Z = _NORMAL.inv_cdf(0.9)  # the deviations from the median that one of ten exceeds
+# A draw is clipped to these quantiles, so that no session is a hundred times the usual one.
 _LOWEST = 0.01
 _HIGHEST = 0.99
-_GOLDEN = 0.6180339887498949
+_GOLDEN = 0.6180339887498949  # its multiples, modulo 1, lie evenly between 0 and 1
 STEADY_TURNS = 8  # of each session that a plan plays
 
 
@@ -35,12 +35,12 @@ class Varying(msgspec.Struct, frozen=True):
     tenth: float
 
     def at(self, quantile: float) -> float:
-        """Return the value that so large a share of draws stays below."""
+        """Return the value below which this share of the draws lies."""
         if self.tenth <= self.median:
             return self.median
         sigma = math.log(self.tenth / self.median) / _TENTH_Z
-        kept = min(_HIGHEST, max(_LOWEST, quantile))
-        return self.median * math.exp(sigma * _NORMAL.inv_cdf(kept))
+        clipped = min(_HIGHEST, max(_LOWEST, quantile))
+        return self.median * math.exp(sigma * _NORMAL.inv_cdf(clipped))
 
     def draw(self, rng: Random) -> float:
         return self.at(rng.random())
@@ -73,19 +73,20 @@ class SessionShape(msgspec.Struct, frozen=True):
 class ScriptedTurn(msgspec.Struct, frozen=True):
     """One turn: what its prompt adds to the one before, and how long its answer is."""
 
-    new_tokens: int  # of the prompt, behind the previous answer; all but the shared ones at first
+    # Of the prompt, after the previous answer; in the first turn, all but the shared ones.
+    new_tokens: int
     output_tokens: int
     pause_s: float = 0.0  # after the previous answer, while tools run
     # The client has compacted the conversation: only the shared beginning is as before.
     begins_anew: bool = False
-    # They begin when this turn is answered; the next one waits for their ends.
+    # They begin when this turn is answered; the next turn waits until all have ended.
     subagents: tuple[SessionScript, ...] = ()
 
 
 class SessionScript(msgspec.Struct, frozen=True):
     """One session, or a part of it. Those with the same `shared_name` begin with the same tokens.
 
-    `earlier_tokens`: of its own that were sent and answered before the first of these turns.
+    `earlier_tokens`: not shared, and sent or answered before the first of these turns.
     """
 
     shared_name: str
@@ -96,24 +97,26 @@ class SessionScript(msgspec.Struct, frozen=True):
     def prompts(self) -> list[int]:
         """Return the length of each turn's prompt in tokens."""
         lengths = []
-        held = self.shared_tokens + self.earlier_tokens
+        length = self.shared_tokens + self.earlier_tokens
         for turn in self.turns:
             if turn.begins_anew:
-                held = self.shared_tokens
-            held += turn.new_tokens
-            lengths.append(held)
-            held += turn.output_tokens
+                length = self.shared_tokens
+            length += turn.new_tokens
+            lengths.append(length)
+            length += turn.output_tokens
         return lengths
 
     @property
     def longest_tokens(self) -> int:
-        """The longest sequence of it, with its answer, sub-agents' among them."""
-        own = (
+        """The length of the longest prompt with its answer, those of sub-agents among them."""
+        lengths = (
             prompt + turn.output_tokens
             for prompt, turn in zip(self.prompts(), self.turns, strict=True)
         )
-        theirs = (child.longest_tokens for turn in self.turns for child in turn.subagents)
-        return max(max(own, default=0), max(theirs, default=0))
+        subagent_lengths = (
+            child.longest_tokens for turn in self.turns for child in turn.subagents
+        )
+        return max(max(lengths, default=0), max(subagent_lengths, default=0))
 
     @property
     def requests(self) -> int:
@@ -156,8 +159,8 @@ def find_shape(name: str) -> SessionShape:
 def draw_sessions(
     shape: SessionShape, count: int, seed: int, *, window_tokens: int | None = None
 ) -> list[SessionScript]:
-    """Return so many sessions of a shape: the same for the same seed, and the first of many are
-    those of few.
+    """Return `count` sessions of a shape. The same seed gives the same sessions; a larger count
+    only adds to them.
 
     `window_tokens`: the longest sequence that the engine takes; sessions compact before its end.
     Raises UserError for a window in which the shape cannot begin.
@@ -172,7 +175,7 @@ def draw_sessions(
 def check_window(shape: SessionShape, window_tokens: int, option: str = "--shape") -> None:
     """Raise UserError for a context in which agents of this kind cannot work.
 
-    `option` is what chooses another kind.
+    `option`: by which the user chooses the kind.
     """
     if window_tokens >= shape.least_window_tokens:
         return
@@ -228,14 +231,14 @@ def drawn_turns(shape: SessionShape, rng: Random, count: int) -> list[ScriptedTu
 
 
 def fitted(script: SessionScript, shape: SessionShape, window_tokens: int | None) -> SessionScript:
-    """Return the session as its client would hold it in a window: before a prompt would come too
-    near to its end, the conversation begins anew with a summary.
+    """Return the session as its client would keep it within a window: before a prompt would come
+    too near to the end of the window, the conversation begins anew with a summary.
     """
     if window_tokens is None:
         return script
     limit = int(window_tokens * shape.compact_share)
     held = script.shared_tokens + script.earlier_tokens
-    # What a tool brings is cut where it would fill a window by itself.
+    # A result of a tool is cut where it would fill a window by itself.
     most_new = max(1, (limit - script.shared_tokens - shape.summary_tokens) // 2)
     turns: list[ScriptedTurn] = []
     for turn in script.turns:
@@ -263,9 +266,9 @@ def fitted(script: SessionScript, shape: SessionShape, window_tokens: int | None
 def steady_sessions(
     shape: SessionShape, count: int, *, window_tokens: int, turns: int = STEADY_TURNS
 ) -> tuple[SessionScript, ...]:
-    """Return parts of sessions that are under way, for a plan: every session has the same lengths
-    and pauses in another order, and they have grown to all sizes that a window holds. Without
-    chance, so that a plan can be repeated.
+    """Return parts of sessions that are under way, for a plan. All have the same lengths and
+    pauses, each in its own order, and they have grown to all sizes that a window holds. The seed
+    is fixed, so that a plan can be repeated.
     """
     limit = int(window_tokens * shape.compact_share)
     rng = Random(0)
@@ -277,8 +280,8 @@ def steady_sessions(
     largest = min(limit - shape.shared_tokens, smallest + _growth_of(shape))
     sessions = []
     for number in range(count):
-        growth, outputs, pauses = (_mixed(values, rng) for values in quantities)
-        grown = (number + 0.5) * _GOLDEN % 1.0
+        growth, outputs, pauses = (_shuffled(values, rng) for values in quantities)
+        grown_share = (number + 0.5) * _GOLDEN % 1.0
         script = SessionScript(
             shape.name,
             shape.shared_tokens,
@@ -286,7 +289,7 @@ def steady_sessions(
                 ScriptedTurn(max(1, round(new)), max(1, round(output)), pause)
                 for new, output, pause in zip(growth, outputs, pauses, strict=True)
             ),
-            earlier_tokens=round(smallest + grown * max(0.0, largest - smallest)),
+            earlier_tokens=round(smallest + grown_share * max(0.0, largest - smallest)),
         )
         if _starts_subagents(shape, number, turns):
             script = _with_subagents(script, shape, window_tokens)
@@ -296,7 +299,7 @@ def steady_sessions(
 
 @cache
 def typical_tokens(shape: SessionShape, window_tokens: int) -> int:
-    """Return what a session has grown to on average, with its answer."""
+    """Return the tokens of a prompt with its answer, on average over the sessions of a plan."""
     sessions = steady_sessions(shape, 32, window_tokens=window_tokens)
     prompts = [prompt for session in sessions for prompt in session.prompts()]
     return round(sum(prompts) / len(prompts) + mean_of(shape.output_tokens))
@@ -313,13 +316,13 @@ def _growth_of(shape: SessionShape) -> float:
 
 
 def _strata(quantity: Varying, count: int) -> list[float]:
-    """Return so many values that stand for the distribution, with its mean."""
+    """Return `count` values at evenly spaced quantiles, scaled to the mean of the distribution."""
     values = [quantity.at((place + 0.5) / count) for place in range(count)]
     scale = mean_of(quantity) * count / sum(values)
     return [value * scale for value in values]
 
 
-def _mixed(values: Sequence[float], rng: Random) -> list[float]:
+def _shuffled(values: Sequence[float], rng: Random) -> list[float]:
     return sorted(values, key=lambda _: rng.random())
 
 
@@ -351,8 +354,8 @@ class PromptTotals(msgspec.Struct, frozen=True):
 
 
 def prompt_totals(scripts: Sequence[SessionScript]) -> PromptTotals:
-    """Return what a cache that forgets nothing could save: everything but the new tokens of each
-    turn, and each shared beginning but once.
+    """Return the prompt tokens, and those that a cache that forgets nothing would hold: all but
+    the new tokens of each turn and one copy of each shared beginning.
     """
     prompt_tokens = 0
     computed_tokens = 0
@@ -362,7 +365,7 @@ def prompt_totals(scripts: Sequence[SessionScript]) -> PromptTotals:
         script = pending.pop()
         prompt_tokens += sum(script.prompts())
         computed_tokens += sum(turn.new_tokens for turn in script.turns)
-        if not script.earlier_tokens:  # else somebody has sent it before
+        if not script.earlier_tokens:  # else the shared beginning was sent before, too
             longest = max(shared.get(script.shared_name, 0), script.shared_tokens)
             shared[script.shared_name] = longest
         pending += [child for turn in script.turns for child in turn.subagents]

@@ -37,7 +37,7 @@ class ToolCalling(msgspec.Struct, frozen=True):
 
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    flags: tuple[str, ...] = ()  # more that the engine takes with it
+    flags: tuple[str, ...] = ()  # further ones that the engine takes with them
     # the first release that has both parsers; empty: every one, or it is not known
     since: str = ""
     template: str | None = None  # a chat template without which the model never hears of tools
@@ -48,11 +48,11 @@ class ToolCalling(msgspec.Struct, frozen=True):
 def find_tool_calling(
     engine: str, model: str, checkpoint: str | None = None
 ) -> ToolCalling | None:
-    """Return how this engine reads the calls of a model; None: one of the two is not known.
+    """Return how this engine reads the calls of a model; None: engine or model is not known.
 
     `model` is its name, `checkpoint` what is loaded: a name on the hub, a folder or a file.
     """
-    slug, name = _named(model, checkpoint)
+    slug, name = _model_and_name(model, checkpoint)
     if slug is not None:
         entry = _entry(slug, name.rpartition("/")[2].casefold())
     else:
@@ -63,21 +63,21 @@ def find_tool_calling(
         readable = entry.get("llamacpp", "no") != "no"
         return ToolCalling(why_not=None if readable else NO_TOOLS)
     if kind_of(engine).told_parsers:
-        return _told(engine, entry, name)
+        return _parsers_of(engine, entry, name)
     return None
 
 
 def _goes_by_template(engine: str) -> bool:
-    """Return whether it reads calls as the model's chat template writes them."""
+    """Return whether the engine reads calls as the model's chat template writes them."""
     return kind_of(engine).weights == "gguf"
 
 
 def launched_model(model: str, checkpoint: str | None = None) -> str | None:
     """Return which model of the catalogue is loaded; None where the names spell none."""
-    return _named(model, checkpoint)[0]
+    return _model_and_name(model, checkpoint)[0]
 
 
-def _told(engine: str, entry: Mapping[str, Any], name: str) -> ToolCalling:
+def _parsers_of(engine: str, entry: Mapping[str, Any], name: str) -> ToolCalling:
     tool_parser = entry.get(engine) or None
     reasoning_parser = entry.get(f"{engine}_reasoning") or None
     owner = entry.get(f"{engine}_reasoning_owner")
@@ -98,7 +98,8 @@ def _told(engine: str, entry: Mapping[str, Any], name: str) -> ToolCalling:
 def usable(
     calling: ToolCalling, engine: str, *, version: str | None = None, has_template: bool = False
 ) -> ToolCalling:
-    """Return what can be told of it to this version of the engine; None: the version is not known.
+    """Return what this version of the engine can be told. `version` None: not known, taken as new
+    enough.
 
     `has_template`: a chat template is given, which is taken for the one that the model needs.
     """
@@ -115,7 +116,8 @@ def usable(
 
 
 def with_template(calling: ToolCalling, engine: str, *, takes_tools: bool | None) -> ToolCalling:
-    """Return it as the chat template of the checkpoint itself has it, which wins over its model's.
+    """Return the tool calling of a checkpoint: what its own chat template says wins over what is
+    known of its model.
 
     `takes_tools` None: the template was not read.
     """
@@ -132,7 +134,9 @@ def with_template(calling: ToolCalling, engine: str, *, takes_tools: bool | None
 
 
 def release_of(version: str | None) -> Release | None:
-    """`vllm 0.19.1`; None where the text has no release, or one that is still being made."""
+    """Return the release in a text such as `vllm 0.19.1`; None where it has none, or names a
+    development version.
+    """
     match = _RELEASE.search(version or "")
     if match is None or "dev" in (version or ""):
         return None
@@ -141,8 +145,8 @@ def release_of(version: str | None) -> Release | None:
 
 
 def hub_name(source: str) -> str:
-    """Return `organisation/name`, also of a folder of the hub's cache;
-    else the last part's name.
+    """Return `organisation/name`, also of a folder of the hub's cache; else the last part of the
+    path, without the endings of a GGUF file.
     """
     cached = _CACHED.search(source)
     if cached is not None and not source.endswith(".gguf"):
@@ -157,8 +161,10 @@ def hub_name(source: str) -> str:
     return name
 
 
-def _named(model: str, checkpoint: str | None) -> tuple[str | None, str]:
-    """Return the model and the name that spells it: what is loaded, else what it is served as."""
+def _model_and_name(model: str, checkpoint: str | None) -> tuple[str | None, str]:
+    """Return the model of the catalogue and the name that spells it: of what is loaded, else the
+    name that it is served as.
+    """
     for source in (checkpoint, model):
         name = hub_name(source) if source else ""
         slug = _slug(name) if name else None

@@ -43,7 +43,9 @@ SessionSource = SessionShape | Sequence[SessionScript]
 
 
 def run_agents_command(options: AgentsOptions) -> None:
-    """Raise EndpointError where turns failed: the exit code is 1."""
+    """Measure, and print the summary. Raise EndpointError where turns failed: then the exit code
+    is 1.
+    """
     plan = plan_of(options)
     summary = measure(plan, options)
     if options.as_json:
@@ -84,18 +86,18 @@ def load_name(options: AgentsOptions) -> str:
 
 
 def source_of(options: AgentsOptions) -> SessionSource:
-    """Return where the sessions come from: the shape, or the sessions of a trace or of the log."""
+    """Return what the sessions come from: a shape, or the sessions of a trace or of the log."""
     if options.trace is not None and options.from_log is not None:
         raise UserError("--trace and --from-log are both given", hint="choose one of them")
     if options.trace is not None:
         return read_trace(options.trace)
     if options.from_log is not None:
-        return _own_sessions(options.from_log)
+        return _recorded_sessions(options.from_log)
     return find_shape(options.shape)
 
 
-def _own_sessions(since: str) -> list[SessionScript]:
-    """Return the sessions that the gateway has recorded since then."""
+def _recorded_sessions(since: str) -> list[SessionScript]:
+    """Return the sessions that the gateway has recorded within this time, such as 7d."""
     begin = time.time() - parse_seconds(since)
     with read_store(user_paths(os.environ).store) as store:
         scripts = logged_sessions(store.gateway_requests(begin))
@@ -108,7 +110,9 @@ def _own_sessions(since: str) -> list[SessionScript]:
 
 
 def measure(plan: AgentPlan, options: AgentsOptions) -> AgentsSummary:
-    """On Ctrl-C, print what there is of the run, unless as JSON, and raise Interrupted."""
+    """Return the summary of a run. On Ctrl-C, print what was measured, unless as JSON, and raise
+    Interrupted.
+    """
     source = source_of(options)
     latest_progress = deque([SessionProgress()], maxlen=1)
 
@@ -122,18 +126,18 @@ def measure(plan: AgentPlan, options: AgentsOptions) -> AgentsSummary:
         raise _interrupted(latest_progress[0], as_json=options.as_json) from None
 
 
-def _interrupted(now: SessionProgress, *, as_json: bool) -> Interrupted:
+def _interrupted(progress: SessionProgress, *, as_json: bool) -> Interrupted:
     """Print what was measured, and return the error that says so."""
-    if not now.run_id:
+    if not progress.run_id:
         return Interrupted("interrupted before anything was measured", hint=None)
-    where = f"with {now.label}" if now.level else "while it warmed up"
+    where = f"with {progress.label}" if progress.level else "while it warmed up"
     with existing() as store:
-        _, summary = load_agents(store, now.run_id)
+        _, summary = load_agents(store, progress.run_id)
     if not summary.levels:
         return Interrupted(f"interrupted {where}", hint=kept_words(summary))
     if not as_json:
         print_agents(summary)
-    draws = f"`skep runs report {now.run_id}` draws them"
+    draws = f"`skep runs report {progress.run_id}` draws them"
     return Interrupted(f"interrupted {where}", hint=f"{kept_words(summary)}: {draws}")
 
 
@@ -165,7 +169,7 @@ async def _measure_endpoint(
 
 
 async def _window_of(plan: AgentPlan, endpoint: Endpoint) -> int | None:
-    """Return the tokens that sessions are held in; None: the endpoint does not tell."""
+    """Return the context that sessions have to fit into; None: the endpoint does not tell it."""
     if plan.window_tokens is not None:
         return plan.window_tokens
     pool = Pool(endpoint.origin)
@@ -176,9 +180,9 @@ async def _window_of(plan: AgentPlan, endpoint: Endpoint) -> int | None:
 
 
 def _sessions_of(source: SessionSource, plan: AgentPlan) -> tuple[AgentPlan, ScriptsOf]:
-    """Return the plan with the window that sessions are held in, and what draws them.
+    """Return the plan with the context of its sessions, and the function that makes them.
 
-    Raises UserError for a window in which none can begin.
+    Raises UserError for a context in which no session can begin.
     """
     window_tokens = plan.window_tokens
     if not isinstance(source, SessionShape):

@@ -1,6 +1,6 @@
 """Commands that measure and compare: bench and what is below it, runs, report.
 
-Their options, nothing more.
+Only their options are here: what a command does is in the module that its `runs` names.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from skep.paths import user_paths
 from skep.report.terminal import note, print_json, print_list
 from skep.units import parse_seconds
 
-ANSWER_S = 3.0
+ANSWER_S = 3.0  # for the deployment to answer
 sessions_app = group(
     "sessions", "List the sessions of agents, and draw one turn by turn.", default="list"
 )
@@ -47,7 +47,7 @@ def list_sessions(options: SessionListOptions) -> None:
     paths = user_paths(os.environ)
     try:
         live = read_sessions(paths, ANSWER_S)
-    except SkepError:  # the stored ones are there without it
+    except SkepError:  # no deployment answers: the stored sessions are listed
         live = []
     now = time.time()
     with read_store(paths.store) as store:

@@ -1,5 +1,5 @@
-"""The figures of `skep bench agents`: each described once for terminals, pages and files, and what
-is said of them.
+"""The figures of `skep bench agents`, each described once for terminals, pages and files, and the
+sentences around their table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from skep.store.records import StoredRun
 from skep.units import format_seconds, milliseconds, number, percent, seconds
 
 Level = Column[AgentLevel]
-# Hits beyond the possible by so much: the engine had the sessions from an earlier run.
+# Hits above the possible by more than this share: the engine had cached the sessions in an
+# earlier run.
 KNOWN_BEFORE = 0.02
 TOLD_HINT = (
     "the engine does not tell which tokens of a prompt it had cached; vLLM does with "
@@ -47,7 +48,7 @@ def spread_text(level: AgentLevel) -> str:
 
 
 def warm_text(level: AgentLevel) -> str | None:
-    """Return "7 of 8": the sessions that were held warm, of those with a later turn."""
+    """Return "7 of 8": the sessions whose cache was held, of those with a later turn."""
     if level.warm_sessions is None:
         return None
     return f"{level.warm_sessions} of {level.told_sessions}"
@@ -84,7 +85,7 @@ AGENT_COLUMNS: tuple[Level, ...] = (
     Column("runs", "runs", lambda level: len(level.runs)),
     Column("limited", "client-limited", at("limited"), str),
 )
-# Several figures in one cell: only people read them.
+# Several figures in one cell: for people, never in files.
 _IN_WORDS: tuple[Level, ...] = (
     Column("spread", "95 %", spread_text, style="soft", optional=True),
     Column("held_warm", "warm", warm_text, optional=True),
@@ -101,7 +102,7 @@ def agent_columns(keys: str) -> list[Level]:
 
 
 def print_agents(summary: AgentsSummary) -> None:
-    """Print a row a level, and what is to be said of them."""
+    """Print a row for each level, and the remarks below the table."""
 
     def name(level: AgentLevel) -> str:
         return f"{level.sessions}{'*' if level.limited else ''}"
@@ -114,7 +115,7 @@ def print_agents(summary: AgentsSummary) -> None:
 
 
 def agent_remarks(summary: AgentsSummary) -> list[str]:
-    """Return what is said below the table."""
+    """Return the sentences below the table: the cliff, the end of the search, warnings."""
     remarks = [*_cliff_sentences(summary)]
     if summary.search is not None:
         remarks.append(search_sentence(summary.search))
@@ -189,7 +190,7 @@ def search_sentence(end: SessionSearchEnd) -> str:
 
 
 def agents_headline(plan: AgentPlan, endpoint: Endpoint, pauses_s: float) -> str:
-    """Return what is measured, of whom, and how long its pauses alone take."""
+    """Return a line with the endpoint, its load and how long the pauses alone take."""
     if plan.finds_cliff:
         levels = "1,2,4 and on"
     else:
@@ -209,7 +210,10 @@ def agents_headline(plan: AgentPlan, endpoint: Endpoint, pauses_s: float) -> str
 
 
 def trace_words(name: str, scripts: Sequence[SessionScript], held: Sequence[SessionScript]) -> str:
-    """Return what a trace has, and what of it a window holds."""
+    """Return how many sessions and turns a trace has, and how many of them fit into the context.
+
+    `held`: the sessions that fit.
+    """
     turns = sum(len(script.turns) for script in scripts)
     held_turns = sum(len(script.turns) for script in held)
     words = f"{name}: {plural(len(scripts), 'session')}, {plural(turns, 'turn')}"

@@ -116,7 +116,7 @@ def first_token_chart(levels: Sequence[AgentLevel]) -> Spec | None:
 
 
 def hits_chart(levels: Sequence[AgentLevel], cliff: SessionCliff | None = None) -> Spec | None:
-    """Draw hits below the possible, in per cent of the prompts' tokens."""
+    """Draw the hits and, above them, the possible hits, in per cent of the prompts' tokens."""
     possible = _rates(levels, lambda level: level.possible_hit_rate)
     hits = _rates(levels, lambda level: level.hit_rate)
     if not hits:
@@ -143,20 +143,20 @@ def _cliff_marks(
     rows: Sequence[Spec],
     top: float,  # noqa: ARG001
 ) -> Marks:
-    """Return the line of the cliff, the grey between it and the level that shows it, its name."""
+    """Return the marks of the cliff: its line, the grey up to the level that shows it, a label."""
     if cliff is None:
         return {}, []
     row = {"c": cliff.sessions, "from": cliff.sessions, "to": cliff.beyond}
-    side: dict[str, Any] = {"align": "left", "dx": 6}
+    label_place: dict[str, Any] = {"align": "left", "dx": 6}  # right of the line
     if along([point["c"] for point in rows])(row) > 0.5:
-        side = {"align": "right", "dx": -6}
+        label_place = {"align": "right", "dx": -6}
     label = f"cliff: {number(cliff.sessions, digits=0)} sessions"
-    text = ChartText(cliff.sessions, 0, label, **side, dy=-12)
+    text = ChartText(cliff.sessions, 0, label, **label_place, dy=-12)
     return {"turning": [row], "brackets": [row]}, [text]
 
 
 def _over_sessions(spec: Spec | None) -> Spec | None:
-    """Name the axis by what its levels are."""
+    """Say on the x axis that a level is a number of sessions, and return the chart."""
     if spec is not None:
         axis = spec["encoding"]["x"]
         axis["title"] = axis["title"].replace(AGENTS, SESSIONS)

@@ -85,8 +85,8 @@ def is_wide(levels: Sequence[int]) -> bool:
 
 
 def along(levels: Sequence[int]) -> Callable[[Spec], float]:
-    """Return where a row's C lies on its axis: 0 at the left end, 1 at the right; 0.5 where there
-    is one level only.
+    """Return a function that tells where a row's C lies on its axis: 0 at the left end, 1 at the
+    right; 0.5 where there is one level only.
     """
     low = min(levels)
     high = max(levels)

@@ -1,4 +1,6 @@
-"""What a plan says of sessions: lines, and a table by number of them."""
+"""What a plan says about sessions of agents: sentences, and a table with a row for each number
+of sessions.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ from skep.planner.session_outlook import SessionLevel, SessionOutlook
 from skep.report.columns import Column, plural
 from skep.units import format_seconds
 
-_NEARLY = 0.95  # of the context that sessions should have: nobody notices less
+# A context of at least this share of the wanted one gets no warning: nobody notices the rest.
+_ENOUGH_SHARE = 0.95
 
 
 class SessionRow(Struct, frozen=True):
-    """One number of sessions, with and without KV in RAM."""
+    """The figures for one number of sessions, with and without KV in RAM."""
 
     level: SessionLevel
     with_ram: SessionLevel | None
@@ -91,7 +94,7 @@ def wait_line(plan: Plan, outlook: SessionOutlook) -> str:
 
 
 def warm_line(outlook: SessionOutlook) -> str:
-    """Say how many sessions stay warm, where the cliff is, and what KV in RAM would add."""
+    """Return how many sessions stay warm, where the cliff is, and what KV in RAM would add."""
     warm = (
         f"{plural(outlook.warm_sessions, 'session')} of {outlook.typical_tokens:,} tokens "
         f"{'stays' if outlook.warm_sessions == 1 else 'stay'} warm"
@@ -118,14 +121,16 @@ def load_words(outlook: SessionOutlook) -> str:
 
 
 def window_warning(plan: Plan) -> str | None:
-    """Return the loud word where a session gets less context than it should."""
+    """Return a warning where a session gets less context than agents of its kind want; None: it
+    gets enough.
+    """
     rated = plan.rated
     goal = rated.goal
     if goal.shape is None:
         return None
     shape = find_shape(goal.shape)
     window = plan.setup.context or 0
-    if window >= _NEARLY * shape.wanted_window_tokens:
+    if window >= _ENOUGH_SHARE * shape.wanted_window_tokens:
         return None
     if window < shape.least_window_tokens:
         return (

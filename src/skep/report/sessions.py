@@ -17,10 +17,11 @@ from skep.units import UNKNOWN, format_seconds, number, seconds
 FIRST = "first"
 LIVE_S = 600.0  # a session of which the gateway heard within that time is live
 REPEATED = 3  # cold turns of one reason, from which on there is advice
-BAR = 32  # letters of the longest prompt
+BAR = 32  # characters of the bar of the longest prompt
 FOUND = "█"
 READ = "░"
 LEGEND = f"{FOUND} from the cache, {READ} read anew"
+# By the reason of a cold turn: what follows the number of such turns.
 COUNTED = {
     "moved": "went to another replica",
     "evicted": "found their prompt evicted",
@@ -45,12 +46,12 @@ ADVICE = {
 
 
 class DrawnTurn(msgspec.Struct, frozen=True):
-    """A request of a session, beside the turn before it in its conversation."""
+    """A request of a session, with what its drawing needs from the other requests."""
 
     request: GatewayRequest
-    # Which of the session's conversations, from 1; None: it has one.
+    # Which of the session's conversations, from 1; None: the session has only one.
     agent: int | None
-    replica_before: str | None  # of the turn before
+    replica_before: str | None  # of the turn before, in the same conversation
     longest: int  # tokens of the longest prompt of the session
 
     @property
@@ -66,7 +67,7 @@ class DrawnTurn(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str | None:
-        """Why it was cold, or how it failed, in words; None: neither."""
+        """Why the turn was cold, or how the request failed, in words; None: neither."""
         request = self.request
         if request.turn is None:
             return " ".join(filter(None, (request.outcome, request.code)))
@@ -74,8 +75,8 @@ class DrawnTurn(msgspec.Struct, frozen=True):
 
 
 def has_turns(session: SessionFigures, now: float) -> bool:
-    """Return whether a list shows the session: one of a single turn that is over was a single
-    request.
+    """Return whether a list shows the session. With a single turn it is shown while it is live:
+    afterwards it was no session, but a single request.
     """
     return session.turns > 1 or is_live(session, now)
 
@@ -173,8 +174,8 @@ def prompt_bar(turn: DrawnTurn) -> str:
     if not prompt or not turn.longest:
         return ""
     length = max(1, round(BAR * prompt / turn.longest))
-    found = min(length, round(length * turn.cached_tokens / prompt))
-    return FOUND * found + READ * (length - found)
+    cached = min(length, round(length * turn.cached_tokens / prompt))
+    return FOUND * cached + READ * (length - cached)
 
 
 def _turn_number(turn: DrawnTurn) -> str:
@@ -231,7 +232,7 @@ def story_document(
 
 
 def session_title(session: SessionFigures) -> str:
-    """Return what a session is, in a line."""
+    """Return a line with the model of a session, its turns and its cache hits."""
     facts = [session.model, plural(session.turns, "turn")]
     if session.conversations > 1:
         facts.append(plural(session.conversations, "conversation"))

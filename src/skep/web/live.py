@@ -49,13 +49,14 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
     standings: tuple[TargetStatus, ...] = ()
     headlines: tuple[SpeedHeadline, ...] = ()
     cold_starts: tuple[ColdStart, ...] = ()
-    lines: tuple[tuple[SeriesPoint, ...], ...] = ()  # of the first series of each: hours of 7 days
+    # For each target, the hourly medians of its first series in 7 days.
+    lines: tuple[tuple[SeriesPoint, ...], ...] = ()
     alerts: tuple[Alert, ...] = ()
     notes: tuple[MonitorEvent, ...] = ()  # the newest events, newest first
     fault: str | None = READING  # why nothing is known; None: the store was read
 
     def document(self, site: Site) -> dict[str, Any]:
-        """Return what JSON has of it.
+        """Return the snapshot as JSON has it.
 
         A public document has no addresses, and no words of others: an error may hold both.
         """
@@ -120,8 +121,8 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
 
 
 def read_ttft(site: Site, now: float) -> dict[str, float] | None:
-    """Return the first-byte times of streamed answers that ended of late, as the gateway saw them;
-    None where there were none, or it keeps no rows.
+    """Return median and p95 of the times to the first byte of streamed answers, to requests of
+    the last minutes, as the gateway saw them; None where there were none, or it keeps no rows.
     """
     with site.store() as store:
         rows = store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)
@@ -203,9 +204,9 @@ Told = TypeVar("Told")
 
 
 class Live:
-    """`run` reads while somebody watches.
+    """Reads hive and store, once for all browsers; `run` does so while somebody watches.
 
-    Everything but `_told` and `_ask_hive` is of the event loop's thread.
+    Only `_read_or_why` and `_ask_hive` run in other threads than the event loop's.
     """
 
     def __init__(
@@ -251,8 +252,8 @@ class Live:
             await asyncio.sleep(max(0.0, began + self._every_s - self._clock()))
             if not self._streams and self._clock() - self._left_at > LINGER_S:
                 self._demand.clear()
-                self._readings.forget()  # rates over a rest would be rates of long ago
-                self.document = {}  # and so would all the rest be
+                self._readings.forget()  # rates over this pause would be rates of long ago
+                self.document = {}  # it would be out of date
 
     async def fresh(self) -> dict[str, Any]:
         """Return a reading of the last seconds for a page, or whatever there is after a short
@@ -310,14 +311,14 @@ class Live:
         self._wake()
 
     async def _read_store(self) -> None:
-        """Read what is due. What the store does not tell now it may tell the next time."""
+        """Read what is due. What cannot be read is empty until it is read again."""
         began = self._clock()
         if began - self._ttft_at >= TTFT_EVERY_S:
-            ttft = await asyncio.to_thread(self._told, read_ttft)
+            ttft = await asyncio.to_thread(self._read_or_why, read_ttft)
             self._ttft = None if isinstance(ttft, str) else ttft
             self._ttft_at = began
         if began - self._watched_at >= WATCHED_EVERY_S:
-            watched = await asyncio.to_thread(self._told, read_monitor)
+            watched = await asyncio.to_thread(self._read_or_why, read_monitor)
             if isinstance(watched, str):
                 self.watched = MonitorSnapshot(fault=watched)
             else:
@@ -327,9 +328,9 @@ class Live:
             else:
                 self._watched_at = float("-inf")
 
-    def _told(self, read: Callable[[Site, float], Told]) -> Told | str:
-        """Return what `read` reads from the store, or why it tells nothing. Called in a thread of
-        its own.
+    def _read_or_why(self, read: Callable[[Site, float], Told]) -> Told | str:
+        """Return what `read` reads from the store, or why that failed. Called in a thread of its
+        own.
         """
         try:
             return read(self.site, self.site.clock())
@@ -389,7 +390,7 @@ class Stream:
         kind = "text/event-stream"
 
         async def send_quietly(message: Message) -> None:
-            with contextlib.suppress(OSError):  # of a browser that is gone
+            with contextlib.suppress(OSError):  # the browser is gone
                 await send(message)
 
         with self._live.watching():

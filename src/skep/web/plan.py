@@ -1,4 +1,6 @@
-"""The plan page: layouts, memory and predicted curves. A plan takes time: it comes later."""
+"""The plan page: layouts, memory and predicted curves. A plan takes time: the page
+is sent without it and asks for it then.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import json_answer
 
-OWN = "this"  # machine
+OWN = "this"  # in place of a card: this machine's
 MOST_CARDS = 64
 MOST_AGENTS = 4096
 MOST_TOKENS = 1_000_000
@@ -44,7 +46,7 @@ _COLOURS = (theme.HONEY, theme.SKY, theme.PLUM, theme.MOSS, theme.ROSE, theme.ST
 
 
 class PlanQuery(msgspec.Struct, frozen=True):
-    """All of it is in the address. Without a model nothing was asked yet."""
+    """What the page is asked for, all of it in the address. Without a model nothing was asked."""
 
     model: str = ""
     card: str = OWN
@@ -65,7 +67,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
 
     @property
     def changed(self) -> dict[str, int | str]:
-        """Return what is not as usual, as `skep plan` calls it."""
+        """Return the values that are not the usual ones, by their options of `skep plan`."""
         options = {"concurrency": "agents", "load": "load"}
         if self.load == TASK:
             options |= {"prompt-tokens": "input_tokens", "output-tokens": "output_tokens"}
@@ -89,7 +91,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
         return replace(flags, input_tokens=self.input_tokens, output_tokens=self.output_tokens)
 
     def query(self) -> str:
-        """Return the query string of what is not usual."""
+        """Return the query string, without fields that have their usual value."""
         fields = {"model": self.model, **({"rig": self.rig} if self.rig else {"card": self.card})}
         for name in ("count", "agents", "load", "input_tokens", "output_tokens"):
             if getattr(self, name) != getattr(USUAL, name):
@@ -170,7 +172,7 @@ def _number(query: QueryParams, name: str, maximum: int) -> int:
 
 
 def plan_picture(plans: Sequence[Document], field: str, label: str) -> Markup:
-    """Return predicted curves over C, named by letters."""
+    """Draw predicted curves over the number of agents, named by letters."""
     spec = predicted_chart(plans, field, "ms" if field == "ttft_ms" else "tok/s")
     with alive():
         if spec is None:
@@ -186,7 +188,7 @@ def term_colours(plans: Sequence[Document]) -> dict[str, str]:
     return dict(zip(names, cycle(_COLOURS), strict=False))
 
 
-_DRAWN = 3
+_DRAWN = 3  # plans whose curves are drawn
 MOST_WAITING = 8  # plans at a time; one takes up to some seconds
 
 
@@ -195,13 +197,13 @@ class PlanPages:
         self.site = site
         # Planning is all CPU: two at once would only be slower.
         self._one_at_a_time = threading.Lock()
-        # So that other pages are still answered.
+        # Bounds the threads that wait, so that other pages are still answered.
         self._queue = threading.BoundedSemaphore(MOST_WAITING)
 
     def show(self, request: Request) -> Response:
         query = read_query(request.query_params)
         whole = query.model and request.query_params.get("whole") == "1"
-        plan = self._shown(query) if whole else None
+        plan = self._plan_html(query) if whole else None
         choices: dict[str, Any] = {
             "devices": list(devices().values()),
             "models": geometries().values(),
@@ -210,7 +212,7 @@ class PlanPages:
 
     def fragment(self, request: Request) -> Response:
         query = read_query(request.query_params)
-        return HTMLResponse(self._shown(query) if query.model else "")
+        return HTMLResponse(self._plan_html(query) if query.model else "")
 
     def as_json(self, request: Request) -> Response:
         query = read_query(request.query_params)
@@ -220,7 +222,7 @@ class PlanPages:
             )
         return json_answer(self._plan(query))
 
-    def _shown(self, query: PlanQuery) -> str:
+    def _plan_html(self, query: PlanQuery) -> str:
         try:
             return drawn(query, self._plan(query))
         except (UserError, DoesNotFit) as error:

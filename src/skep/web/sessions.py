@@ -1,7 +1,7 @@
 """The pages of agents' sessions: all of the last days, and one turn by turn.
 
-They show digests and counts alone; even so they are the owner's, as nobody knows whose a session
-is."""
+They show digests and counts alone; even so only the owner may see them, as nobody knows whose a
+session is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from skep.web.layout import page
 from skep.web.responses import json_answer, or_not_found
 
 SINCE_S = 7 * DAY_S
-ANSWER_S = 1.0
+ANSWER_S = 1.0  # for the deployment to answer
 MOST = 200  # sessions that the page lists; JSON has all
 MOST_TURNS = 500  # of a session that the page lists, the last ones
 
@@ -91,7 +91,7 @@ class SessionPages:
         since = self.site.clock() - SINCE_S
         try:
             live = read_sessions(self.site.paths, ANSWER_S)
-        except SkepError:  # the stored ones are there without it
+        except SkepError:  # no deployment answers: the stored sessions are shown
             live = []
         with self.site.store() as store:
             return with_live(sessions_since(store, since), live, since)

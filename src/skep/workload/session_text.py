@@ -4,7 +4,7 @@ each turn.
 A text is put together from functions that were written once, so that millions of tokens take a
 second. It begins with a tag of its own: two texts part at their first words, and those with equal
 tags are equal byte by byte. Lengths are in an engine's tokens, as `calibrate` in `prompts.py`
-found them. Knows nothing of turns, answers and pauses.
+found them; `filling.py` says what a piece is. Knows nothing of turns, answers and pauses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from skep.workload.filling import pieces, pieces_for
 from skep.workload.prompts import TokenCalibration
 
 BLOCKS = 400  # functions that every text is put together from
-BLOCK_PIECES = 3_000  # of which one draw of functions is made
+BLOCK_PIECES = 3_000  # of one draw of functions
 _SYSTEM = (
     "{tag} You are a coding agent. You read files, run commands and change code until the task "
     "is done. These are your tools:\n\n"
 )
 _RESULT = "{tag} result of the tool:\n\n"
 _SHORT = "{tag}"
-_FEWEST_FOR_WORDS = 60  # pieces; a shorter text is its tag and what fills it
+_FEWEST_FOR_WORDS = 60  # pieces; a shorter text is its tag and functions, without a heading
 _TAG_DIGITS = 9
 
 
@@ -97,7 +97,7 @@ class SessionTexts:
 
 
 def tag_of(name: str) -> str:
-    """Return digits that no other name has, but for one of a thousand million."""
+    """Return nine digits of a hash of the name: two names hardly ever share them."""
     digest = hashlib.sha256(name.encode()).digest()
     number = int.from_bytes(digest[:8]) % 10**_TAG_DIGITS
     return str(number).zfill(_TAG_DIGITS)
@@ -119,7 +119,7 @@ def _filled(rng: Random, room: int) -> Iterator[str]:
 
 
 def _digits(rng: Random, count: int) -> str:
-    """Return so many pieces, where no line fits any more: a comment of digits."""
+    """Return a comment of digits with so many pieces, for room in which no line fits."""
     if count <= 0:
         return ""
     return "#" + "".join(str(int(rng.random() * 10)) for _ in range(count - 1))
