@@ -26,7 +26,7 @@ _FileState = tuple[int, int, int, int] | None
 
 
 class AcceptedKeys:
-    """Reads the file again whenever it has changed.
+    """The keys that are accepted now. The file is read again whenever it has changed.
 
     Where it cannot be read, the keys that were read last stay.
     """
@@ -53,7 +53,7 @@ class AcceptedKeys:
         return len(self._by_digest)
 
     def find(self, given: Iterable[bytes]) -> KeySpec | None:
-        """Return the first of the given keys that is accepted."""
+        """Return what is known of the first given key that is accepted; None: none is."""
         self._refresh()
         specs = (self._ring.find(key) for key in given if len(key) <= LONGEST_KEY)
         return next((spec for spec in specs if spec is not None), None)
@@ -86,7 +86,7 @@ class AcceptedKeys:
 async def answer_while(
     admitted: Callable[[], bool], app: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Call `app`, for which the client hangs up as soon as it is not admitted any more.
+    """Call `app`, and tell it that the client hung up as soon as `admitted` returns False.
 
     The answer ends there.
     """

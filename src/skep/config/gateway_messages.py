@@ -31,7 +31,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     confirms: str = ""
     engine: str = ""  # name and version, for those who ask what serves
     simulated: bool = False
-    # a slot whose client left is free after so long, whatever the engine says
+    # after this time a slot whose client left counts as free, whatever the engine says
     release_bound_s: float = 30.0
     health_path: str = "/health"
     draining: bool = False  # finishes what it has, gets nothing new
@@ -59,12 +59,12 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     attempts: int = 2  # replicas tried per request while nothing has reached its client
     # a request goes before one of the next higher class that arrived so much later
     aging_s: float = 30.0
-    # without a sign of life: what is under way in a replica is taken back
+    # without a sign of life from a replica: what is under way there is taken back
     dead_after_s: float = 60.0
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Of one attempt at a replica. The time in the queue is not among them."""
+    """Limits of one attempt at a replica. The time in the queue does not count."""
 
     first_byte_s: float = 1800.0
     idle_s: float = 300.0  # between two bytes of an answer
@@ -141,7 +141,7 @@ class SessionFigures(Struct, frozen=True):
 class GatewayStatus(Struct, frozen=True):
     """The gateway as it is.
 
-    Counters are since its process began; who asks twice can tell the rates.
+    Counters are since its process began; two answers give the rates.
     """
 
     queued: int = 0
@@ -153,7 +153,7 @@ class GatewayStatus(Struct, frozen=True):
     replicas: list[ReplicaFigures] = []
     models: dict[str, ModelUsage] = {}
     workers: int = 0  # processes that carry answers, besides the deciding one
-    silent_workers: int = 0  # of these
+    silent_workers: int = 0  # those of them that do not answer
 
 
 # To the gateway

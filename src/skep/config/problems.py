@@ -15,13 +15,13 @@ from skep.errors import UserError
 from skep.units import one_line
 
 LONGEST_SHOWN = 80  # characters of a wrong value or key
-_MOST_TOLD = 20  # problems: what is no configuration file at all has thousands
+_MOST_SHOWN = 20  # problems: a file that is no configuration at all has thousands
 # problems after which nothing more is read: each costs a search for the key that is meant
-_MOST_FOUND = 1000
+_MOST_GATHERED = 1000
 
 
 class TooManyProblems(Exception):
-    """Reading ends here: the file has so many that the rest would tell nobody anything."""
+    """Reading ends here: the file has so many problems that more of them would help nobody."""
 
 
 class Problems:
@@ -39,7 +39,7 @@ class Problems:
     def add(self, error: UserError) -> None:
         """Raise TooManyProblems where this is one of very many."""
         self._errors.append(error)
-        if len(self._errors) >= _MOST_FOUND:
+        if len(self._errors) >= _MOST_GATHERED:
             raise TooManyProblems
 
     @contextmanager
@@ -60,28 +60,28 @@ class Problems:
         if len(self._errors) == 1:
             (error,) = self._errors
             raise UserError(f"{origin}: {error.message}", hint=error.hint)
-        lines = [_line(error, docs) for error in self._errors[:_MOST_TOLD]]
-        if len(self._errors) > _MOST_TOLD:
-            lines.append(f"and {len(self._errors) - _MOST_TOLD} more")
+        lines = [_line(error, docs) for error in self._errors[:_MOST_SHOWN]]
+        if len(self._errors) > _MOST_SHOWN:
+            lines.append(f"and {len(self._errors) - _MOST_SHOWN} more")
         listed = "".join(f"\n  {line}" for line in lines)
         count = str(len(self._errors))
-        if len(self._errors) >= _MOST_FOUND:
-            count = f"at least {_MOST_FOUND:,}"
+        if len(self._errors) >= _MOST_GATHERED:
+            count = f"at least {_MOST_GATHERED:,}"
         raise UserError(f"{origin}: {count} keys or values are wrong:{listed}", hint=docs)
 
 
 def unknown_key(place: str, key: str, known_keys: Sequence[str]) -> UserError:
-    """Return what is wrong with a key. `place`: of its table; empty: the whole file."""
-    named = one_line(f"{place}.{key}" if place else key, LONGEST_SHOWN)
-    instead = _removed_keys().get(re.sub(r"\.\d+$", "", place), {}).get(key)
-    if instead is not None:
-        return UserError(f"`{named}` was removed", hint=instead)
+    """Return the error of a key that is not known. `place`: its table; empty: the whole file."""
+    full_key = one_line(f"{place}.{key}" if place else key, LONGEST_SHOWN)
+    replacement = _removed_keys().get(re.sub(r"\.\d+$", "", place), {}).get(key)
+    if replacement is not None:
+        return UserError(f"`{full_key}` was removed", hint=replacement)
     hint = did_you_mean(meant_keys(key, known_keys), f"known here: {', '.join(known_keys)}")
-    return UserError(f"`{named}` is an unknown key", hint=hint)
+    return UserError(f"`{full_key}` is an unknown key", hint=hint)
 
 
 def meant_keys(key: str, known_keys: Sequence[str]) -> list[str]:
-    """Return the key that a misspelt one stands for, where one is like it."""
+    """Return the known key that is most like a misspelt one, in a list; empty: none is like it."""
     return difflib.get_close_matches(key[:LONGEST_SHOWN], known_keys, n=1)
 
 

@@ -146,8 +146,8 @@ def _with_links(rig: Rig, words: str) -> Rig:
 
 
 def _linked(rig: Rig, word: str, members: str | None) -> Rig:
-    """Return the rig with one link. `members`: the pairs that it joins; None: every pair that
-    can have it.
+    """Return the rig with links of one kind. `members`: the pairs that they join; None: every pair
+    that can have one.
     """
     count = len(rig.cards)
     all_pairs = [*combinations(range(count), 2)]
@@ -156,10 +156,12 @@ def _linked(rig: Rig, word: str, members: str | None) -> Rig:
         chosen = [_pair(member, count) for member in members.split(",")]
     elif word == "nvlink" and any(_has_bridge(card) for card in rig.cards):
         chosen = [(a, a + 1) for a in range(0, count - 1, 2)]
-    links = {pair: _make(word, rig, *pair) for pair in chosen or [(0, 0)]}
-    unlike_links = set(links.values())
-    if chosen == all_pairs and len(unlike_links) == 1:
-        (default,) = unlike_links
+    # A rig of one card has no pairs. A link of the card with itself stands in for them, so that
+    # a wrong word is refused.
+    links = {pair: _link_of(word, rig, *pair) for pair in chosen or [(0, 0)]}
+    distinct_links = set(links.values())
+    if chosen == all_pairs and len(distinct_links) == 1:
+        (default,) = distinct_links
         return replace(rig, default_link=default, pairs=())
     link_by_pair = {(a, b): link for a, b, link in rig.pairs}
     for pair in chosen:
@@ -186,19 +188,19 @@ def _pair(member: str, count: int) -> tuple[int, int]:
     return first, second
 
 
-def _make(word: str, rig: Rig, a: int, b: int) -> CardLink:
+def _link_of(word: str, rig: Rig, a: int, b: int) -> CardLink:
     """Return the link that a word stands for, between two cards of the rig."""
     cards = (rig.cards[a], rig.cards[b])
-    old = rig.link(a, b) or usual_link(cards)
+    present = rig.link(a, b) or usual_link(cards)
     if word == "nvlink":
         return _nvlink(cards)
     if word == "p2p":
-        return replace(old, p2p=True)
+        return replace(present, p2p=True)
     match = _PCIE.fullmatch(word)
     if match is None:
         raise UserError(f"`{word}` is not a link", hint=_LINK_HINT)
-    p2p = old.p2p
-    if old.kind != "pcie":
+    p2p = present.p2p
+    if present.kind != "pcie":
         p2p = not any(is_geforce(card) for card in cards)
     written = f"{match[1] or '4'}.0 x{match[2] or '16'}"
     if word == "pcie":
@@ -214,14 +216,15 @@ def _nvlink(cards: Sequence[Device]) -> CardLink:
     return CardLink("nvlink", speed_gbs, p2p=True, title="NVLink")
 
 
-def _price(text: str, whole: str) -> float:
+def _price(text: str, rig_text: str) -> float:
     try:
         value = float(text.strip())
     except ValueError:
         value = -1.0
     if not 0 < value < 1e9:
         raise UserError(
-            f"`{text.strip()}` in `{whole}` is not a number above 0", hint="write it as 936 or 2.5"
+            f"`{text.strip()}` in `{rig_text}` is not a number above 0",
+            hint="write it as 936 or 2.5",
         )
     return value
 
@@ -253,22 +256,22 @@ def rig_of_host(facts: HostFacts, link: str | None = None) -> ResolvedRig:
 
 
 def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
-    """Return a card of this machine as the catalogue has it, and what is to be said about it."""
+    """Return a card of this machine as the catalogue has it, and a note where they differ."""
     memory = None
     if gpu.memory_bytes is not None:
         memory = gpu.memory_bytes / GIB
-    device = find_device(gpu.name)
-    if device is None and memory:
-        device = find_device(f"{gpu.name} {round(memory)}GB")
-    if device is None:
+    card = find_device(gpu.name)
+    if card is None and memory:
+        card = find_device(f"{gpu.name} {round(memory)}GB")
+    if card is None:
         return _nearest_card(gpu, memory)
-    if memory is None or abs(memory / device.memory_gib - 1) <= 0.06:
-        return device, None
-    device = dataclasses.replace(device, memory_gib=round(memory, 1))
-    return device, f"{gpu.name} has {memory:.1f} GiB here"
+    if memory is None or abs(memory / card.memory_gib - 1) <= 0.06:
+        return card, None
+    card = dataclasses.replace(card, memory_gib=round(memory, 1))
+    return card, f"{gpu.name} has {memory:.1f} GiB here"
 
 
-def _nearest_card(gpu: Gpu, memory: float | None) -> tuple[Device, str]:
+def _nearest_card(gpu: Gpu, memory_gib: float | None) -> tuple[Device, str]:
     """Return the card of the catalogue that stands in for one that is not in it."""
     cc = float(gpu.compute_capability) if gpu.compute_capability else None
     alike = [
@@ -276,16 +279,18 @@ def _nearest_card(gpu: Gpu, memory: float | None) -> tuple[Device, str]:
         for card in devices().values()
         if card.vendor == "nvidia" and (cc is None or card.compute_capability == cc)
     ]
-    if memory is None or not alike:
+    if memory_gib is None or not alike:
         hint = 'name a card that is like it: --gpu "rtx-3090"'
         raise UserError(
             f"`{gpu.name}` is not in the catalogue and reports too little about itself", hint=hint
         )
-    near = min(alike, key=lambda card: abs(card.memory_gib - memory))
+    nearest = min(alike, key=lambda card: abs(card.memory_gib - memory_gib))
     name = "-".join(gpu.name.casefold().split())
-    has = f"{memory:.0f} GiB as it says, speeds as of {near.id}"
+    has = f"{memory_gib:.0f} GiB as it says, speeds as of {nearest.id}"
     note = f"{gpu.name} is not in the catalogue: {has}, its nearest relative"
-    return dataclasses.replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
+    return dataclasses.replace(
+        nearest, id=name, title=gpu.name, memory_gib=round(memory_gib, 1)
+    ), note
 
 
 def _host_link(kind: str, first: Gpu, second: Gpu, card: Device, device: Device) -> CardLink:

@@ -40,8 +40,8 @@ PullProgress = Callable[[int, int | None], None]
 
 REMOTE = "remote"  # the engine of a launch that skep does not start
 NO_WEIGHTS = ("fake", "simulated")
-# what a launch has as its table says it
-_ALIKE = (
+# Fields that a launch takes over from its [[serve]] table.
+_FIELDS_OF_TABLE = (
     "engine", "slots", "context_tokens", "extra", "reserve", "soft_slots", "about", "options",
     "env", "binary", "pinned", "idle_unload_s", "preset",
 )  # fmt: skip
@@ -73,7 +73,7 @@ def plan_launches(
     """
     machine = machine or read_machine()
     if running or not starting:
-        machine = replace(machine, busy=0)  # with work of our own
+        machine = replace(machine, busy=0)  # with replicas of our own
     served: list[Launch] = []
     for serve in settings.serve:
         taken = {gpu for launch in served for gpu in launch.gpus}
@@ -93,19 +93,19 @@ def plan_launches(
 
 
 def _placed(serve: Serve, machine: LocalMachine, taken: Iterable[int]) -> list[tuple[int, ...]]:
-    """Return the cards of each replica; empty where none are chosen for it."""
+    """Return the cards of each replica; empty where skep chooses no cards for them."""
     if serve.engine not in OWN_ENGINES:
         engine_named(serve.engine)
         find_program(serve.engine, serve.binary)  # before weights are fetched for it
     if not on_cards(serve):
         return []
-    alone = (
+    leaves_cards_open = (
         serve.replicas == 1
         and serve.options.cards == 1
         and not serve.gpus
         and serve.options.split is None
     )
-    if kind_of(serve.engine).divides_itself and alone and len(machine.cards) > 1:
+    if kind_of(serve.engine).divides_itself and leaves_cards_open and len(machine.cards) > 1:
         return []
     return assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
 
@@ -155,7 +155,7 @@ def check_names(launches: Sequence[Launch]) -> None:
 def check_aliases(aliases: Mapping[str, str], launches: Sequence[Launch]) -> None:
     models = {launch.model for launch in launches}
     for alias, model in aliases.items():
-        # The name of an upstream's model, "" here, may be still to be asked.
+        # "": an upstream that has not been asked yet for the name of its model.
         if model not in models and "" not in models:
             text = f"the alias `{alias}` stands for `{model}`, which is not served"
             raise UserError(text, hint=f"served: {', '.join(sorted(models))}")
@@ -174,13 +174,13 @@ def remote_launches(settings: Settings) -> tuple[Launch, ...]:
             raise UserError(
                 f"the key of upstream `{upstream.name}` is not in the environment", hint=hint
             )
-        alike = msgspec.structs.asdict(upstream) | {"model": upstream.model or ""}
-        launches.append(Launch(engine=REMOTE, weights=None, context_tokens=0, threads=0, **alike))
+        fields = msgspec.structs.asdict(upstream) | {"model": upstream.model or ""}
+        launches.append(Launch(engine=REMOTE, weights=None, context_tokens=0, threads=0, **fields))
     return tuple(launches)
 
 
 def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
-    """Raise where the launch is certain to fail on these cards. Empty: the cards are not known."""
+    """Raise where the launch is certain to fail on these cards; without cards, never."""
     if not cards:
         return
     from skep.engines.remedies import predict_failure  # loads the planner
@@ -191,8 +191,8 @@ def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
 
 
 def on_cards(serve: Serve) -> bool:
-    """Return whether it uses cards: the embedded engine is built for the CPU, and what needs no
-    weights needs no card.
+    """Return whether the engine uses cards: the embedded engine is built for the CPU, and what
+    needs no weights needs no card.
     """
     if serve.engine in ("embedded", *NO_WEIGHTS):
         if serve.gpus or serve.options.cards > 1:
@@ -254,7 +254,7 @@ def _launches(
 
 
 def stem_of(serve: Serve) -> str:
-    """Return the beginning of its replicas' names."""
+    """Return the beginning of the names of the table's replicas."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", serve.model_id).strip("-.") or "model"
 
 
@@ -262,7 +262,7 @@ def launch_of(
     serve: Serve, name: str, weights: Path | None, checkpoint: str | None, *, threads: int
 ) -> Launch:
     """Return one replica, wherever it runs."""
-    alike = {field: getattr(serve, field) for field in _ALIKE}
+    fields = {field: getattr(serve, field) for field in _FIELDS_OF_TABLE}
     on_demand = serve.on_demand and not serve.pinned
     model = serve.model_id
     return Launch(
@@ -272,7 +272,7 @@ def launch_of(
         checkpoint=checkpoint,
         threads=threads,
         on_demand=on_demand,
-        **alike,
+        **fields,
     )
 
 
@@ -313,7 +313,7 @@ def _with_weights(launch: Launch, progress: PullProgress) -> Launch:
 
 
 def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path | None, int | None]:
-    """Return the file, pulled if need be and checked, and the bytes of its cache.
+    """Return the GGUF file, pulled if need be and checked, and the bytes of its KV cache.
 
     A damaged file is found here and not by a dying engine.
     """

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 GOALS = ("throughput", "latency")
 AGENTS = 4  # to plan for, where nobody says how many
 TASK = "task"  # the load of single requests, none of them cached
-_WINDOW_SHARES = (0.75, 0.5)  # of the context that sessions should have, where it does not fit
+# Of the context that sessions should have: tried in turn where it does not fit.
+_WINDOW_SHARES = (0.75, 0.5)
 _QUANT_ENDINGS = (
     "awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16",
 )  # fmt: skip
@@ -91,11 +92,13 @@ class PlanFlags(PinnedSizes, frozen=True):
 
 
 class ModelFound(Struct, frozen=True):
+    """A model with what its name or its files say of its weights."""
+
     geometry: Geometry
-    quant: Quant | None = None  # of the files, where they were read
+    quant: Quant | None = None  # of its files, or by its name
     checkpoint: str | None = None  # where they lie
     notes: tuple[str, ...] = ()
-    engine: str | None = None  # that reads them, where no other does
+    engine: str | None = None  # the only one that reads them; None: several do
     takes_tools: bool | None = None  # as their chat template says; None: it was not read
     # what their configuration calls a format that is not known here
     unknown_quant: str | None = None
@@ -111,13 +114,13 @@ class FigureBeside(Struct, frozen=True):
     metric: Metric
     published_tok_s: float
     predicted_tok_s: float  # as the plan's own levels
-    # without published rows of the layout; None: none correct it
+    # as it would be without published rows of its layout; None: no row corrects it
     uncorrected_tok_s: float | None = None
     corrected_by_it: bool = False  # this figure is one of those rows
 
     @property
     def off(self) -> float:
-        """Return how far the prediction is above the figure, as a share."""
+        """Return how far the prediction is above the published figure, as a share."""
         return self.predicted_tok_s / self.published_tok_s - 1
 
 
@@ -185,7 +188,7 @@ class PlanAnswer(Struct, frozen=True):
 
 
 def _index_of(target: object, objects: Sequence[object]) -> int:
-    """Return the place of just this object; an equal one is another."""
+    """Return the index of this very object: an equal one does not count."""
     return next(number for number, entry in enumerate(objects) if entry is target)
 
 
@@ -201,7 +204,7 @@ def answer_plan(
     goal = goal_of(flags, model)
     pins = pins_of(flags, model)
     rigs = read_rigs(flags) if rig is None else (rig,)
-    elsewhere = bool(flags.gpu) or rig is not None
+    rig_is_named = bool(flags.gpu) or rig is not None
     quant = pins.quant.id if pins.quant else None
     checkpoint = checkpoint_asked(flags, model)
     notes = [*model.notes, *(note for rig in rigs for note in rig.notes)]
@@ -210,7 +213,9 @@ def answer_plan(
     for resolved in rigs:
         check_flags(resolved.rig, goal, pins, model.geometry)
         names = engines_of(flags, model, resolved)
-        basis_of = own_basis(store, model.geometry.id, quant, resolved.rig if elsewhere else None)
+        basis_of = own_basis(
+            store, model.geometry.id, quant, resolved.rig if rig_is_named else None
+        )
         choice = partial(
             choose,
             model.geometry,
@@ -226,18 +231,20 @@ def answer_plan(
     published = evidence(choices, goal.agents)
     notes += published.values()
     distinct_notes = tuple(dict.fromkeys(filter(None, notes)))
-    used = tuple(dict.fromkeys(engines))
-    return PlanAnswer(flags, model, goal, pins, used, tuple(choices), distinct_notes, published)
+    names_used = tuple(dict.fromkeys(engines))
+    return PlanAnswer(
+        flags, model, goal, pins, names_used, tuple(choices), distinct_notes, published
+    )
 
 
 def with_window(choice: Callable[[PlanGoal], PlanChoice], goal: PlanGoal) -> PlanChoice:
-    """Return the choice for sessions with the context that they should have; where no layout gives
-    it to those of all agents, for less of it, as far as they can work with that.
+    """Return the choice for sessions with the context that they should have. Where no layout gives
+    it to the sessions of all agents, return a choice for less of it that they can work with.
     """
-    wanted = choice(goal)
-    if goal.shape is None or _gives_windows(wanted, goal):
-        return wanted
-    able = wanted
+    full = choice(goal)
+    if goal.shape is None or _gives_windows(full, goal):
+        return full
+    fallback = full
     for share in _WINDOW_SHARES:
         window = max(goal.least_window_tokens, int(share * goal.window_tokens))
         if window < goal.window_tokens:
@@ -245,8 +252,8 @@ def with_window(choice: Callable[[PlanGoal], PlanChoice], goal: PlanGoal) -> Pla
             smaller = choice(narrow)
             if _gives_windows(smaller, narrow):
                 return smaller
-            able = smaller if smaller.plans else able
-    return able
+            fallback = smaller if smaller.plans else fallback
+    return fallback
 
 
 def _gives_windows(choice: PlanChoice, goal: PlanGoal) -> bool:
@@ -260,12 +267,12 @@ def checkpoint_asked(flags: PlanFlags, model: ModelFound) -> str | None:
     """Return the model's own files; None where another format than theirs is asked for."""
     if flags.quant is None or model.quant is None:
         return model.checkpoint
-    same = model.quant.family == find_quant(flags.quant).family
-    return model.checkpoint if same else None
+    is_same_format = model.quant.family == find_quant(flags.quant).family
+    return model.checkpoint if is_same_format else None
 
 
 def nothing_fits(answer: PlanAnswer) -> SkepError | None:
-    """Return why no rig has a plan, None where one has; exit 3 wins over exit 2."""
+    """Return why no rig has a plan; None: a rig has. Exit code 3 wins over 2."""
     if any(choice.plans for choice in answer.choices):
         return None
     tried = [
@@ -280,8 +287,8 @@ def nothing_fits(answer: PlanAnswer) -> SkepError | None:
 
 
 def load_of(flags: PlanFlags, model: ModelFound) -> str:
-    """Return the load that is planned: lengths that are given are those of a task. Where nobody
-    says, the first sessions that have room in the model's context, else tasks.
+    """Return the load to plan for. Without --load, lengths mean tasks; without lengths, too, it is
+    the first kind of sessions that has room in the model's context, else tasks.
     """
     lengths = flags.input_tokens or flags.output_tokens
     if flags.load is None:
@@ -331,7 +338,9 @@ def _limits_of(flags: PlanFlags) -> tuple[tuple[str, float], ...]:
 
 
 def _goal_of_tasks(flags: PlanFlags, model: ModelFound) -> PlanGoal:
-    """A task without lengths is as long as an agent's, as far as the context is enough."""
+    """Return the goal of tasks. Without lengths they are as long as an agent's, as far as the
+    context is enough.
+    """
     model_limit = model.geometry.max_context or _NO_LIMIT
     max_tokens = min(flags.context or _NO_LIMIT, model_limit)
     usual_output = min(AGENT_OUTPUT_TOKENS, max(1, max_tokens // 8))
@@ -347,7 +356,7 @@ def _goal_of_tasks(flags: PlanFlags, model: ModelFound) -> PlanGoal:
 
 
 def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
-    """Refuse flags that cannot all be meant, or not of this model."""
+    """Raise UserError for flags that contradict each other, the rig or the model."""
     if model is not None and model.max_context is not None:
         max_context = model.max_context
         made_for = f"that {model.id} was made for"
@@ -510,9 +519,9 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
     quant = known_quant(word[1]) if word else None
     by = "name"
     if quant is None or quant.family != "gguf":
-        by_size = (q for q in QUANTS.values() if q.family == "gguf" and q.id != "gguf_mxfp4")
+        gguf_formats = (q for q in QUANTS.values() if q.family == "gguf" and q.id != "gguf_mxfp4")
         bits = path.stat().st_size * 8 / geometry.params_total
-        quant = min(by_size, key=lambda q: abs(q.bits - bits))
+        quant = min(gguf_formats, key=lambda q: abs(q.bits - bits))
         by = "size"
     notes = (f"{path.name} is taken as {quant.title}, by its {by}",)
     return ModelFound(geometry, quant, name, notes, takes_tools=takes_tools)
@@ -564,7 +573,7 @@ def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
 
 def own_basis(store: Path, model_id: str, quant_id: str | None, rig: Rig | None = None) -> BasisOf:
     """Return what plans are computed with: the nearest calibration on this machine, or on such
-    cards where a rig is given, if any. Its sentence goes with every plan."""
+    cards where a rig is given, else published constants. Its note goes with every plan."""
     if not store.exists():
         return lambda _engine: Basis(published_constants())
     from skep.deploy.stored_calibration import calibrated_basis
@@ -588,9 +597,9 @@ def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
             continue
         plan = choice.plans[0]
         rows = measurements(plan)
-        alike = [row for row in rows if row.is_in_format(plan.setup.quant)]
-        compared = _fastest_near([row for row in alike if row.has_lengths], agents)
-        others = [row for row in alike or rows if not row.has_lengths or not alike]
+        in_format = [row for row in rows if row.is_in_format(plan.setup.quant)]
+        compared = _fastest_near([row for row in in_format if row.has_lengths], agents)
+        others = [row for row in in_format or rows if not row.has_lengths or not in_format]
         uncompared = _fastest_near(others, agents)
         if (
             uncompared
@@ -610,7 +619,7 @@ def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
 
 
 def _fastest_near(rows: Sequence[PublishedRow], agents: int) -> list[PublishedRow]:
-    """Return one row: the fastest of those at about as many agents. Of no rows, none."""
+    """Return the fastest of the rows at about as many agents, as a list of one or none."""
     if not rows:
         return []
     nearest = min(_distance(row, agents) for row in rows)
@@ -619,12 +628,12 @@ def _fastest_near(rows: Sequence[PublishedRow], agents: int) -> list[PublishedRo
 
 
 def _distance(row: PublishedRow, agents: int) -> float:
-    """Return how many doublings lie between its number of agents and this one."""
+    """Return how many doublings lie between the row's number of agents and this one."""
     return abs(math.log2(row.concurrency / agents))
 
 
 def measurements(plan: Plan) -> list[PublishedRow]:
-    """Return what shipped presets and published tables have of its model on its cards."""
+    """Return what shipped presets and published tables have of the plan's model on its cards."""
     cards = cards_title(plan.rated.rig.cards)
     return [row for row in published_rows(plan.setup.model.id) if row.cards == cards]
 
@@ -652,16 +661,16 @@ def _compared(best: Plan, row: PublishedRow) -> str:
     load = row.load
     setup = best.setup
     expected = best.rated.prospect.figure(load, row.metric)
-    alike = row.way == _way_of(setup) and row.quant == setup.quant.id
-    why = ""
-    around = band(setup, best.rated.card, load.concurrency)
+    is_same_setup = row.way == _way_of(setup) and row.quant == setup.quant.id
+    remark = ""
+    factors = band(setup, best.rated.card, load.concurrency)
     slots = (setup.slots or load.concurrency) * setup.layout.replicas
     if slots < load.concurrency:
-        why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
-    elif alike and not expected * around.low <= row.tok_s <= expected * around.high:
-        why = "; trust the published figure, not the plan"
+        remark = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
+    elif is_same_setup and not expected * factors.low <= row.tok_s <= expected * factors.high:
+        remark = "; trust the published figure, not the plan"
     off = (expected / row.tok_s - 1) * 100
-    return f"; this plan expects {expected:,.0f} there, {off:+z.0f} %{why}"
+    return f"; this plan expects {expected:,.0f} there, {off:+z.0f} %{remark}"
 
 
 def _way_of(setup: Setup) -> str:

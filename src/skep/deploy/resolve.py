@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from skep.catalog.presets import Preset
     from skep.planner.ranking import Predicted
 
-SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
+SLOTS = 8  # of an engine that was not planned: what most home cards can hold
 # What people serve for agents, the most capable first.
 OFFERED = (
     "gpt-oss-120b",
@@ -54,7 +54,7 @@ OFFERED = (
     "qwen3-4b",
 )
 OFFERS = 3
-# of a request, by the names that `skep plan` has for them
+# Fields of a request that are flags of `skep plan` by the same names.
 _PLAN_FLAGS = (
     "link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "graphs", "vision",
 )  # fmt: skip
@@ -169,13 +169,13 @@ def check_engine(request: ServeRequest, suffix: str = "") -> None:
 
 
 def is_missing(name: str) -> bool:
-    """Return whether it is written as a path that does not exist."""
+    """Return whether the name is written as a path that does not exist."""
     return name.startswith(("/", "./", "../", "~/")) and not Path(name).expanduser().exists()
 
 
 def is_unplanned(request: ServeRequest, say: Say) -> bool:
-    """Return whether it is a checkpoint of the hub that the catalogue does not know, to be started
-    as given. Raise where no engine is named for it.
+    """Return whether the model is a checkpoint of the hub that the catalogue does not know, to be
+    started as given. Raise where no engine is named for it.
     """
     is_local = _is_folder(request.model) or request.model.endswith(".gguf")
     if "/" not in request.model or is_local or request.planned:
@@ -195,14 +195,14 @@ def is_unplanned(request: ServeRequest, say: Say) -> bool:
 
 
 def preset_serve(preset: Preset, request: ServeRequest) -> Serve:
-    """Return the preset with the engine-independent overrides applied."""
+    """Return the preset's table with the flags that hold for every engine."""
     for flag, value in (("engine", request.engine), ("tp", request.tp), *request.planned.items()):
         if value is not None:
             hint = f"`skep presets new NAME --from {preset.name}` makes a copy that you can change"
             raise UserError(
                 f"--{flag} cannot be combined with the preset `{preset.name}`", hint=hint
             )
-    return _told(serve_of(preset), request)
+    return _with_flags(serve_of(preset), request)
 
 
 def check_cards(preset: Preset, serve: Serve | None = None) -> None:
@@ -280,7 +280,7 @@ def is_for_embedded(request: ServeRequest, *, llama_cards: bool | None = None) -
         return find_pullable(request.model) is not None
     if llama_cards is not None:
         return not llama_cards
-    # A card beside a llama-server is there to be used; without one of them the CPU does it.
+    # With a card and a llama-server these are used; where one of them is missing, the CPU is.
     return not (is_installed("llamacpp", request.binary) and read_host().gpus)
 
 
@@ -294,17 +294,17 @@ class PlannedServe(msgspec.Struct, frozen=True):
     @property
     def tok_s(self) -> float:
         """Return the predicted speed of all its replicas."""
-        return self._at.effective_tok_s
+        return self._prediction.effective_tok_s
 
     @property
-    def _at(self) -> Predicted:
+    def _prediction(self) -> Predicted:
         return min(self.plan.predicted, key=lambda point: abs(point.concurrency - self.agents))
 
     def __str__(self) -> str:
         setup = self.plan.setup
-        at = self._at
-        around = f"({at.low:,.0f} to {at.high:,.0f})"
-        speed = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} {around}"
+        prediction = self._prediction
+        around = f"({prediction.low:,.0f} to {prediction.high:,.0f})"
+        speed = f"{prediction.effective_tok_s:,.0f} tok/s at C={prediction.concurrency} {around}"
         layout = f"{setup.layout}, {setup.slots} slots a replica"
         return f"{setup.engine}, {setup.quant.title}, {layout}; {speed}"
 
@@ -328,7 +328,7 @@ def best_plan(
 def planned(
     request: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, *, say: Say = _silent
 ) -> PlannedServe:
-    """On this rig; None: this machine's cards."""
+    """Return the best plan for a model as a table to serve. `rig` None: this machine's cards."""
     model = request.model
     if request.checkpoint and _is_folder(request.checkpoint):
         model = request.checkpoint
@@ -347,12 +347,12 @@ def planned(
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
     launch = launches[0]
     gpus = tuple(gpu for launch in launches for gpu in launch.gpus)
-    alike: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: getattr(launch, name)
         for name in ("engine", "slots", "context_tokens", "checkpoint", "options", "extra")
     }
-    serve = Serve(model=request.model, replicas=setup.layout.replicas, gpus=gpus, **alike)
-    return PlannedServe(_told(serve, request), plan, agents)
+    serve = Serve(model=request.model, replicas=setup.layout.replicas, gpus=gpus, **fields)
+    return PlannedServe(_with_flags(serve, request), plan, agents)
 
 
 def check_needs(checkpoint: str, engine: str, binary: str | None) -> None:
@@ -405,7 +405,7 @@ def _is_folder(name: str) -> bool:
 
 
 def as_told(request: ServeRequest, paths: Paths, *, cards: bool, where: str = "here") -> Serve:
-    """Return what is asked for, without a plan: the engine finds its cards or takes the CPU."""
+    """Return the request as a table, not planned: the engine finds its cards or takes the CPU."""
     if request.engine is None:
         raise unknown_name(request.model, paths, where)
     if request.planned:
@@ -416,14 +416,14 @@ def as_told(request: ServeRequest, paths: Paths, *, cards: bool, where: str = "h
         raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
     options = EngineOptions(tp=request.tp or 1)
     context = default_context(request.engine)
-    return _told(
+    return _with_flags(
         Serve(request.model, request.engine, slots=SLOTS, context_tokens=context, options=options),
         request,
     )
 
 
-def _told(serve: Serve, request: ServeRequest) -> Serve:
-    """Return the table with what the command line says of any engine."""
+def _with_flags(serve: Serve, request: ServeRequest) -> Serve:
+    """Return the table with the flags that hold for every engine."""
     options = replace(serve.options, **request.given("memory_share", "kv", "graphs"))
     return replace(
         serve,

@@ -30,16 +30,16 @@ USUAL_PROMPT_TOKENS = 600
 LONG_PROMPT_TOKENS = 4500  # with linear attention an engine's blocks hold up to 2,096 tokens
 CPU_PROMPT_TOKENS = 64
 LEAST_PROMPT_TOKENS = 64
-GOOD_SHARE = 0.5
+GOOD_SHARE = 0.5  # of a prompt, cached when it comes the second time
 CONNECT_S = 5.0
 TOKENS_A_LINE = 16
 SHOWN_ERROR = 160  # characters of what a server says
 LARGEST_ANSWER_BYTES = 1 << 20  # to a question for 1,024 tokens at most
-# Of one answer's values: they are made in one go, and nothing else gets a turn meanwhile.
+# JSON values in one answer: they are decoded in one go, and the event loop waits meanwhile.
 MOST_VALUES = 20_000
 
 _BY_TEMPLATE = ("llama.cpp", "llamacpp", "embedded", "xllamacpp")
-_COUNTERS = (  # hits, and what was asked for, in tokens
+_COUNTERS = (  # of hits and of looked-up tokens, by engine
     ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
     ("vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),
     ("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),
@@ -86,11 +86,11 @@ class CheckedEndpoint(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}
     context_tokens: int | None = None
     is_hybrid: bool | None = None  # linear attention beside full attention; None: not known
-    caches_prefixes: bool = True  # False: it was told not to
+    caches_prefixes: bool = True  # False: its prefix cache is switched off
 
     @classmethod
     def of(cls, launch: Launch, url: str) -> CheckedEndpoint:
-        """Return that of a replica which answers at this URL."""
+        """Return the endpoint of a replica that answers at this URL."""
         return cls(
             url=url,
             model=launch.model,
@@ -178,9 +178,9 @@ async def check_for_agents(
     deadline_s: float = DEADLINE_S,
     tell: Callable[[AgentCheck], None] = lambda _check: None,
 ) -> tuple[AgentCheck, ...]:
-    """Return the results of both checks, of which what is not over at the deadline is unknown.
+    """Return the results of both checks. A check that is not over at the deadline is "unknown".
 
-    What is not "ok" has a hint. `tell` is handed each result as soon as it is there.
+    Each result that is not "ok" has a hint. `tell` is called with each as soon as it is there.
     """
     origin, path = parse_url(endpoint.url, name="url")
     pool = Pool(origin, connect_timeout_s=CONNECT_S, prefix=path.removesuffix("/v1").encode())
@@ -224,9 +224,8 @@ async def _bounded(name: str, label: str, check: Check, ends_at: float) -> Agent
     except WireFailure as failure:
         why = one_line(str(failure))
         hint = f"{_ANOTHER_SERVER}, and is it still running?"
-    except (
-        Exception
-    ) as error:  # an answer that nobody thought of costs this result, and no replica
+    # An answer that nobody thought of costs this result, and no replica.
+    except Exception as error:
         why = f"the answer led to {type(error).__name__}"
         hint = _ANOTHER_SERVER + "?"
     text = f"{label}: not checked, {why}"
@@ -234,7 +233,7 @@ async def _bounded(name: str, label: str, check: Check, ends_at: float) -> Agent
 
 
 class _Requests:
-    """What is asked of one endpoint. The deadline is the caller's."""
+    """Asks one endpoint. The deadline is the caller's."""
 
     def __init__(self, pool: Pool, endpoint: CheckedEndpoint) -> None:
         self._pool = pool
@@ -269,27 +268,29 @@ class _Requests:
         on_cpu = endpoint.engine_name in ("embedded", "xllamacpp")
         usual = CPU_PROMPT_TOKENS if on_cpu else USUAL_PROMPT_TOKENS
         tokens = min(max_tokens, LONG_PROMPT_TOKENS if endpoint.is_hybrid else usual)
-        share = await self._share_read_again(tokens)
+        share = await self._share_cached(tokens)
         longest = min(max_tokens, LONG_PROMPT_TOKENS)
         if share == 0 and tokens < longest and endpoint.engine_name not in _BY_TEMPLATE:
             tokens = longest  # its blocks may be longer than the prompt
-            share = await self._share_read_again(tokens)
+            share = await self._share_cached(tokens)
         return judge_prefix_cache(share, tokens, endpoint)
 
-    async def _share_read_again(self, tokens: int) -> float | None:
-        """Send a prompt twice. Return the share of it that was cached then; None: nobody tells."""
+    async def _share_cached(self, tokens: int) -> float | None:
+        """Send a prompt twice. Return the share of it that was cached the second time; None:
+        neither the answer nor the counters tell.
+        """
         body = _long_body(tokens)
         first = await self._ask(body)
         if 400 <= first.status < 500:  # some chat templates have no place for a system prompt
             body = _long_body(tokens, role="user")
             first = await self._ask(body)
         self._completion(first)
-        before = await self._counted()
+        before = await self._counters()
         second = self._completion(await self._ask(body))
         share = share_told(second)
         if share is not None or not before:
             return share
-        after = await self._counted()
+        after = await self._counters()
         return share_counted(before, after)
 
     def _completion(self, answer: HttpResponse) -> _CompletionAnswer:
@@ -298,8 +299,8 @@ class _Requests:
         return _decode(answer.text)
 
     async def _template_knows_tools(self) -> bool | None:
-        """Return what llama.cpp says of its chat template;
-        None: it does not, or is no llama.cpp.
+        """Return whether the chat template knows tools, as llama.cpp says; None: it does not say,
+        or the engine is not llama.cpp.
         """
         if self._endpoint.engine_name not in _BY_TEMPLATE:
             return None
@@ -313,7 +314,7 @@ class _Requests:
             return supports_tools
         return None
 
-    async def _counted(self) -> dict[str, float]:
+    async def _counters(self) -> dict[str, float]:
         """Return the engine's counters; empty where it has none."""
         try:
             return await self._state("/metrics", parse_metrics) or {}
@@ -325,13 +326,13 @@ class _Requests:
         return await fetch_state(self._pool, path, parse, headers=headers, timeout_s=CONNECT_S)
 
     async def _ask(self, body: dict[str, Any]) -> HttpResponse:
-        whole = {"model": self._endpoint.model, "temperature": 0, **body}
+        fields = {"model": self._endpoint.model, "temperature": 0, **body}
         headers = dict(self._endpoint.headers)
         answer = await fetch(
             self._pool,
             "POST",
             "/v1/chat/completions",
-            body=whole,
+            body=fields,
             headers=headers,
             timeout_s=DEADLINE_S,
             most_bytes=LARGEST_ANSWER_BYTES,
@@ -342,7 +343,8 @@ class _Requests:
 
 
 def judge_tool_call(status: int, body: str, engine: str) -> AgentCheck:
-    """Return what an answer to a forced tool call says: with 200 a completion, else a refusal.
+    """Return the result for an answer to a forced tool call: with status 200 a completion, else a
+    refusal.
 
     `engine`: its name, in lower case.
     """
@@ -364,7 +366,7 @@ def judge_tool_call(status: int, body: str, engine: str) -> AgentCheck:
         return _tool_calls("warning", text, _parser_hint(engine))
     if message.text.strip():
         text = "none, the model answered with text though a call was required"
-        return _tool_calls("warning", text, _why(engine))
+        return _tool_calls("warning", text, _no_call_hint(engine))
     if message.thinking.strip() and choice.finish_reason == "length":
         text = f"not seen, the model was still thinking after {THINKING_TOKENS:,} tokens"
         return _tool_calls(
@@ -373,7 +375,7 @@ def judge_tool_call(status: int, body: str, engine: str) -> AgentCheck:
     if message.thinking.strip():
         hint = 'a model that does not think needs reasoning_parser = "none"'
         return _tool_calls("warning", "none, the whole answer came as reasoning", hint)
-    return _tool_calls("warning", "none, the answer was empty", _why(engine))
+    return _tool_calls("warning", "none, the answer was empty", _no_call_hint(engine))
 
 
 def _judge_refusal(status: int, body: str) -> AgentCheck:
@@ -387,7 +389,7 @@ def _judge_refusal(status: int, body: str) -> AgentCheck:
 
 
 def _not_answered(answer: HttpResponse, *, has_key: bool) -> _NotChecked:
-    """Return what a status says that is no verdict, and what to do."""
+    """Return the error for a status that says nothing about the check, with a hint."""
     is_refusal = answer.status in (400, 413, 422)
     hint = "its own log may say more"
     location = one_line((answer.head.get(b"location") or b"").decode("latin-1"), SHOWN_ERROR)
@@ -415,7 +417,7 @@ def _status_words(status: int, body: str) -> str:
 
 
 def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoint) -> AgentCheck:
-    """`tokens`: of the prompt, about."""
+    """Return the result for the share of a prompt that was cached. `tokens`: its length, about."""
     if share is None:
         hint = "vLLM tells with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
         return _prefix_cache("unknown", "not told by the engine", hint)
@@ -439,7 +441,7 @@ def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoi
 
 
 def share_told(answer: _CompletionAnswer) -> float | None:
-    """Return the share of the prompt that was cached, as the answer says; None: it does not."""
+    """Return the share of the prompt that was cached, by its answer; None: it does not tell."""
     usage = answer.usage
     timings = answer.timings
     if usage is not None and usage.prompt_tokens > 0:
@@ -452,7 +454,9 @@ def share_told(answer: _CompletionAnswer) -> float | None:
 
 
 def share_counted(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """Return it from an engine's counters around the second request; None: none of them moved."""
+    """Return the cached share by an engine's counters before and after the second request; None:
+    none of them moved.
+    """
     for hits, queries in _COUNTERS:
         queried = after.get(queries, 0.0) - before.get(queries, 0.0)
         if queried > 0:
@@ -471,7 +475,9 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def _call_body(max_tokens: int) -> dict[str, Any]:
-    """One tool and "required" force a call: llama.cpp does not know the form that names a tool."""
+    """Return a request that forces a call. One tool and "required" do so: llama.cpp does not know
+    the form of `tool_choice` that names a tool.
+    """
     messages = [{"role": "user", "content": "What does the file notes.txt say?"}]
     return {
         "messages": messages,
@@ -482,7 +488,7 @@ def _call_body(max_tokens: int) -> dict[str, Any]:
 
 
 def _long_body(tokens: int, role: str = "system") -> dict[str, Any]:
-    """As an agent's: much that stays the same, and a short question."""
+    """Return a request like an agent's: a long text that stays the same, and a short question."""
     numbers = range(tokens // TOKENS_A_LINE)
     lines = (f"Line {n}: the river carries {7 * n} boats past the old mill. " for n in numbers)
     question = "Answer with one word: are you ready?"
@@ -559,7 +565,7 @@ def _parser_hint(engine: str) -> str:
     return "set tool_parser to the model's parser: the engine has none, or another model's"
 
 
-def _why(engine: str) -> str:
+def _no_call_hint(engine: str) -> str:
     if engine in _BY_TEMPLATE:
         return f"the model's chat template knows no tools, perhaps: {_ANOTHER_MODEL}"
     if engine == "vllm":

@@ -49,9 +49,10 @@ _TIMES = (
 
 
 class SimulatedMetrics:
-    """What has happened since the start.
+    """Counters and times since the start.
 
-    Counters go up as it happens, request figures when a request ends.
+    A time to the first token is added when that token comes, the other times of a request when
+    it ends.
     """
 
     def __init__(self, model: str = "") -> None:
@@ -66,13 +67,15 @@ class SimulatedMetrics:
             name: Histogram(f"vllm:{name}_seconds", "", _OF_MODEL, _SECONDS) for name in _TIMES
         }
         for name in _TIMES:
-            self.took(name, 0.0, times=0)  # it is there from the beginning, as vLLM's is
+            self.took(name, 0.0, times=0)  # the metric exists from the beginning, as vLLM's does
 
     def took(self, name: str, seconds: float, times: int = 1) -> None:
         self.times[name].observe(self.labels, seconds, times)
 
     def text(self, gauges: dict[str, float], cache: CacheCounts) -> bytes:
-        """`gauges`: what holds at this moment, by vLLM's name without its prefix."""
+        """Return the page of metrics. `gauges`: values of this moment, by vLLM's names without the
+        prefix.
+        """
         counters = {
             "prompt_tokens_total": self.prompt_tokens,
             "generation_tokens_total": self.output_tokens,
@@ -111,15 +114,16 @@ class SimulatedMetrics:
         return metrics_text(metrics)
 
 
-# behind by more, the time is lost and not made up: the machine slept, or is too slow for this rig
+# A delay of a pass beyond which the time is not made up: the machine slept, or is too slow for
+# this rig.
 TOO_LATE_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """One request inside.
+    """One request inside the engine.
 
-    `gain` is called with tokens that have come, `end` once after the last of them.
+    `gain` is called with the number of new tokens, `end` once after the last of them.
     """
 
     sequence: Sequence
@@ -131,7 +135,8 @@ class SimulatedRequest:
     first_s: float | None = None
     tokens_sent: int = 0
     cached_tokens: int = 0  # of its prompt, when it began
-    # The clockwork's count when its first token came, moved on where it was preempted later.
+    # `_gained` of the loop when its first token came; set anew where it goes on after it was
+    # preempted.
     base: float = 0.0
 
 
@@ -149,10 +154,10 @@ class SimulatedLoop:
         self.meters = meters
         self._loop = loop
         self._timer: object | None = None  # None: nothing to do
-        self._works: dict[int, SimulatedRequest] = {}
+        self._under_way: dict[int, SimulatedRequest] = {}
         self._decoding: dict[int, SimulatedRequest] = {}
-        self._gained = 0.0
-        self._numbers = 0
+        self._gained = 0.0  # tokens of a sequence that decoded in every pass until now
+        self._submitted = 0
 
     def submit(
         self,
@@ -162,37 +167,40 @@ class SimulatedLoop:
         end: Callable[[], None],
         tokens: bytes = b"",
     ) -> SimulatedRequest:
-        """`tokens`: of prompt and answer, as `simulated_tokens` has them; without them nothing of
-        it is found in the prefix cache.
+        """Add a request, and return it. `tokens`: of prompt and answer, as `simulated_tokens` has
+        them; without them, nothing of it is found in the prefix cache.
         """
-        self._numbers += 1
-        sequence = Sequence(self._numbers, float(prompt), float(total))
+        self._submitted += 1
+        sequence = Sequence(self._submitted, float(prompt), float(total))
         names = block_names(tokens, self.replica.block_tokens)
         full = prompt // self.replica.block_tokens
         sequence.blocks = names[:full]
         sequence.answer_blocks = names[full:]
         work = SimulatedRequest(sequence, total, gain, end, self._loop.time())
-        self._works[sequence.id] = work
+        self._under_way[sequence.id] = work
         self.replica.submit(sequence)
         if self._timer is None:
             self._begin(self._loop.time())
         return work
 
     def cancel(self, work: SimulatedRequest) -> None:
-        """The client left: its slot is free for the next pass. One that has ended is ignored."""
-        if self._works.pop(work.sequence.id, None) is None:
+        """End a request whose client left: its slot is free for the next pass. One that has ended
+        is ignored.
+        """
+        if self._under_way.pop(work.sequence.id, None) is None:
             return
         self._decoding.pop(work.sequence.id, None)
         self.replica.cancel(work.sequence)
         self.meters.ended["abort"] += 1
 
     def _begin(self, at: float) -> None:
+        """Begin the next pass at this moment, if there is one."""
         following = self.replica.next_pass(at_most=1)
         if following is None:
             self._timer = None
             return
         for sequence, _ in following.pieces:
-            work = self._works[sequence.id]
+            work = self._under_way[sequence.id]
             if work.let_in_s is None:
                 work.let_in_s = at
         ends = at + following.seconds
@@ -208,20 +216,20 @@ class SimulatedLoop:
         decoding = tuple(self._decoding.values())
         self._note_preempted(progress)
         for sequence in progress.started:
-            work = self._works[sequence.id]
+            work = self._under_way[sequence.id]
             work.base = self._gained
             self._decoding[sequence.id] = work
         ended = [
-            self._works.pop(sequence.id)
+            self._under_way.pop(sequence.id)
             for sequence in progress.ended
-            if sequence.id in self._works
+            if sequence.id in self._under_way
         ]
         for work in ended:
             self._decoding.pop(work.sequence.id, None)
         self._begin(at)  # the next pass does not wait for the writing
         last = {work.sequence.id: work for work in ended}
         for sequence in progress.started:
-            started = self._works.get(sequence.id) or last.get(sequence.id)
+            started = self._under_way.get(sequence.id) or last.get(sequence.id)
             if started is not None:  # its client may have left while the others were written to
                 started.first_s = at
                 started.cached_tokens = round(sequence.cached)
@@ -231,7 +239,7 @@ class SimulatedLoop:
         for work in decoding:
             if work.sequence.id in last:
                 self._give(work, work.total - work.tokens_sent)
-            elif work.sequence.id in self._works:
+            elif work.sequence.id in self._under_way:
                 self._give(
                     work,
                     min(work.total, 1 + int(self._gained - work.base + 1e-6)) - work.tokens_sent,
@@ -246,7 +254,7 @@ class SimulatedLoop:
         for sequence in progress.preempted:
             self._decoding.pop(sequence.id, None)
         for sequence in progress.resumed:
-            work = self._works.get(sequence.id)
+            work = self._under_way.get(sequence.id)
             if work is not None:
                 work.base = self._gained - work.tokens_sent
                 self._decoding[sequence.id] = work
@@ -289,7 +297,9 @@ _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class SimulatedServer:
-    """The routes. Made inside the running loop; its loading begins then."""
+    """Answers by route and method. Made inside the running event loop; the simulated weights begin
+    to load then.
+    """
 
     def __init__(self, plan: SimulatedPlan, model: str, key: str = "") -> None:
         self.plan = plan
@@ -341,19 +351,19 @@ class SimulatedServer:
 
     def _generate(self, request: ServerRequest) -> None:
         try:
-            ask = parse_query(
+            query = parse_query(
                 request.body, model=self.model, context_tokens=self.plan.context_tokens
             )
         except SimulatedRefusal as refused:
             _refuse(request, refused.status, str(refused))
             return
         self._answers += 1
-        answer = SimulatedAnswer(ask, self._answers, self.model, int(time.time()))
+        answer = SimulatedAnswer(query, self._answers, self.model, int(time.time()))
         begun = False
 
         def gain(count: int) -> None:
             nonlocal begun
-            if ask.stream:
+            if query.stream:
                 if not begun:
                     request.start(200, [_EVENTS, (b"cache-control", b"no-cache"), _MARK], None)
                     begun = True
@@ -361,15 +371,15 @@ class SimulatedServer:
 
         def end() -> None:
             answer.cached_tokens = work.cached_tokens
-            self.meters.ended[ask.script.finish_reason] += 1
-            if ask.stream:
+            self.meters.ended[query.script.finish_reason] += 1
+            if query.stream:
                 request.write(answer.ending())
                 request.finish()
             else:
                 request.respond(200, [_JSON, _MARK], answer.whole())
 
         work = self.simulated_loop.submit(
-            ask.prompt_tokens, ask.script.tokens, gain, end, ask.tokens
+            query.prompt_tokens, query.script.tokens, gain, end, query.tokens
         )
         request.on_gone = lambda: self.simulated_loop.cancel(work)
 
@@ -408,7 +418,7 @@ def _refuse(request: ServerRequest, status: int, message: str) -> None:
 async def serve(
     plan: SimulatedPlan, model: str, listener: socket.socket, report_fd: int | None, key: str = ""
 ) -> None:
-    """Until a signal says stop."""
+    """Serve until a signal says stop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

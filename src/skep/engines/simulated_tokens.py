@@ -27,7 +27,7 @@ _CYCLE = tuple(
     for line in _STORY.strip().splitlines()
     for place, word in enumerate(line.split())
 )
-# A message has tokens of its own: its role before the text, and one behind it.
+# Each message has tokens beside its text: its role before it, and one behind it.
 _ROLE_TOKENS = 3
 _ANSWERER = "assistant"
 
@@ -58,7 +58,7 @@ def _text(part: Any) -> str:
 
 def prompt_stream(messages: Sequence[Message], tools: Any = None) -> bytes:
     """Return the tokens of a prompt, each as four bytes: the tools, the messages, and the role of
-    who is to answer.
+    the one that answers.
     """
     pieces: list[bytes] = []
     if tools:
@@ -67,7 +67,8 @@ def prompt_stream(messages: Sequence[Message], tools: Any = None) -> bytes:
         pieces.append(_role(message.role))
         texts = [_text(part) for part in _parts(message)]
         pieces += [_tokens(text) for text in texts]
-        # It tells apart what the last bytes of texts, which make no whole token, would not.
+        # The last bytes of a text make no whole token. The digest tells apart texts that differ
+        # only there.
         pieces.append(_digest("\n".join(texts).encode("utf-8", "replace")))
     pieces.append(_role(_ANSWERER))
     return b"".join(pieces)
@@ -103,7 +104,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def block_names(stream: bytes, block_tokens: int) -> tuple[int, ...]:
-    """Return the names of the full blocks: each tells its tokens and all before them."""
+    """Return the names of the full blocks: two are equal where all tokens up to their ends are."""
     size = block_tokens * TOKEN_BYTES
     names: list[int] = []
     name = 0

@@ -46,7 +46,7 @@ from skep.store.database import open_store
 from skep.supervisor.control import replica_key
 
 SAME_BEGIN_S = 2.0
-_NO_EVENT = ("server",)  # a front may answer for several servers
+_NO_EVENT = ("server",)  # a proxy may answer for several servers
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class _TargetChange:
 
 
 def _changes_of_outcome(last_seen: LastSeen, probe: Probe) -> Iterator[_TargetChange]:
-    """Yield that the target went down or came up; a busy one did neither."""
+    """Yield the change where the target went down or came up; a busy one did neither."""
     if probe.error_kind == BUSY:
         return
     failed = probe.outcome is ProbeOutcome.FAILED
@@ -150,7 +150,7 @@ def _changes_of_versions(last_seen: LastSeen, probe: Probe) -> Iterator[_TargetC
 POLL_S = 5.0  # targets are added and removed while it runs
 TICK_S = 60.0
 BY_HAND = -1  # the era of probes that somebody asked for
-_LOOKED_BACK = 50  # probes, for the versions that were seen last
+_LOOKED_BACK = 50  # probes that are read to know what was seen last
 
 ProbeResult = tuple[Probe, list[ProbeSample]]
 Prober = Callable[[Due], Awaitable[ProbeResult]]
@@ -188,8 +188,8 @@ class Loop:
         self._poll_s = poll_s
         self._schedule = ProbeSchedule()
         self._targets: list[ProbeTarget] = []
-        self._busy: set[str] = set()  # machines that are being probed
-        self._trouble: StoreError | None = None  # the last row could not be written
+        self._busy: set[str] = set()  # machines on which a target is being probed
+        self._trouble: StoreError | None = None  # why no row could be written lately
         self._ticking = False
         self._ticked_at: float | None = None  # on the clock that stops in sleep
         self._probe_ended = asyncio.Event()
@@ -221,7 +221,7 @@ class Loop:
         self._probe_ended.clear()
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
-        """Start the probes that are due; none, and return None, while nothing can be stored."""
+        """Start the probes that are due. While nothing can be stored, start none; return None."""
         now = self._moment()
         if self._series.store.moved:
             raise StoreError(
@@ -284,9 +284,9 @@ class Loop:
             for event in filter(begins_anew, events):
                 self._say(f"monitor.model target={probe.target!r} why={event.text!r}")
             now = self._moment().wall
-            with self._going_on(f"after={probe.target!r}"):
+            with self._errors_logged(f"after={probe.target!r}"):
                 await self._in_thread(self._look_for_changes, self._series, probe.target, now)
-            with self._going_on(f"after={probe.target!r}"):
+            with self._errors_logged(f"after={probe.target!r}"):
                 if self._watch is not None:
                     await self._watch.after_probe(probe, now)
         finally:
@@ -323,13 +323,13 @@ class Loop:
             return []
 
     async def _tick(self, now: float) -> None:
-        with self._going_on("tick=true"):
+        with self._errors_logged("tick=true"):
             if self._watch is not None:
                 await self._watch.tick(now)
         self._ticking = False
 
     @contextlib.contextmanager
-    def _going_on(self, where: str) -> Iterator[None]:
+    def _errors_logged(self, where: str) -> Iterator[None]:
         """Log an error instead of raising it: what was measured is stored already."""
         try:
             yield
@@ -339,11 +339,11 @@ class Loop:
 
 def last_seen(series: SeriesStore, target: str) -> LastSeen:
     """Return what the stored probes have shown: the last one that succeeded, then the newest."""
-    last_seen = LastSeen()
+    state = LastSeen()
     newest = series.probes(target, -math.inf, math.inf, _LOOKED_BACK)
     for probe in (*series.last_done(target), *reversed(newest)):
-        last_seen.take(probe)
-    return last_seen
+        state.take(probe)
+    return state
 
 
 def prober_with(env: Mapping[str, str]) -> Prober:
@@ -429,7 +429,7 @@ def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) ->
 
 
 def wait_while(waits: Callable[[], bool], parent_fd: int, look_s: float) -> bool:
-    """Wait. Return False where the parent process has ended meanwhile."""
+    """Wait as long as `waits` says so. Return False where the parent process ended meanwhile."""
     while waits():
         if select.select([parent_fd], [], [], look_s)[0]:
             return False

@@ -57,22 +57,27 @@ class Agenda(msgspec.Struct, frozen=True):
     missed: tuple[Probe, ...]  # to be written, in this order
     due: tuple[Due, ...]  # to be begun, the longest due first
     wake_at: float | None  # unix time; None: nothing is to come
-    set_back: bool = False  # the clock was
+    set_back: bool = False  # the clock was set back
 
 
 @dataclass(slots=True)
 class _TargetProgress:
     era: int
     covered: int  # the last slot that is accounted for
-    until: float  # unix time, up to which the target that is probed may have been added
+    # Unix time: a target with a later `added_at` has been added anew since.
+    until: float
     first: int | None = None  # the slot that the era begins with: it is probed at once
     last_look: Moment | None = None  # the last look at it
     tried: int = -1  # the last slot whose probe was lost
-    cause: Cause | None = None  # why
+    cause: Cause | None = None  # why it was lost
 
 
 class ProbeSchedule:
-    """`look`; `started` and `ended` for each probe; `covered` for each row that was written."""
+    """Accounts for the slots of all targets.
+
+    Its caller asks `look`, and reports `started` and `ended` for each probe, `covered` or `lost`
+    for each row that was written or could not be.
+    """
 
     def __init__(self, last: Mapping[str, LastSlot] | None = None) -> None:
         self._progress = {
@@ -97,14 +102,14 @@ class ProbeSchedule:
                 continue
             progress = self._progress.get(target.name)
             current = int(now.wall // target.every_s)
-            back = progress is not None and now.wall < (progress.covered - 1) * target.every_s
-            if progress is None or back or target.added_at > progress.until:
+            is_back = progress is not None and now.wall < (progress.covered - 1) * target.every_s
+            if progress is None or is_back or target.added_at > progress.until:
                 era = 0 if progress is None else progress.era + 1
                 progress = _TargetProgress(
                     era, current - 1, max(now.wall, target.added_at), current
                 )
                 self._progress[target.name] = progress
-                set_back |= back
+                set_back |= is_back
             error_kind, error = excuse or progress.cause or _cause(progress.last_look, now)
             progress.last_look = now
             first = progress.covered + 1
@@ -174,7 +179,7 @@ def format_interval(every_s: float) -> str:
 
 
 def _cause(before: Moment | None, now: Moment) -> Cause:
-    """Return what kept a slot from being probed since the look before; None: there was none."""
+    """Return why slots were not probed since the look `before`; None: this is the first look."""
     if before is None:
         return NOT_RUNNING
     if (now.wall - before.wall) - (now.awake - before.awake) > NOTICED_S:

@@ -38,7 +38,7 @@ class TargetState(StrEnum):
     NEW = "new"  # never probed
     OK = "ok"
     ALERT = "alert"  # it answers, and something about it is wrong
-    # others were there: its figures are no regression, and having no room for a probe is no fault
+    # other requests ran: slow figures are no regression, and to refuse a probe is no fault
     BUSY = "busy"
     FAILING = "failing"  # the last probe brought no figures
     SILENT = "silent"  # it is not probed: the loop does not run
@@ -72,7 +72,7 @@ class SeriesStatus(msgspec.Struct, frozen=True):
 class TargetStatus(msgspec.Struct, frozen=True):
     target: ProbeTarget
     state: TargetState
-    last: Probe | None  # that was really made
+    last: Probe | None  # the last one that was really made
     due_at: float  # of the next probe, if the loop runs
     coverage: Mapping[str, int]  # of 7 days: done, failed, missed
     readings: tuple[SeriesStatus, ...]  # of the series that stand for it, the first one first
@@ -211,7 +211,7 @@ def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool)
 
 BY_TARGET = ("target",)
 OF_SERIES = ("target", "heat", "shape", "concurrency")
-METRIC_NAMES = {  # in Prometheus, and what it is
+METRIC_NAMES = {  # of Prometheus, with a description
     SeriesMetric.TOK_S: (
         "skep_monitor_tokens_per_second",
         "Speed of one stream after its first token, by the client's clock",

@@ -31,7 +31,7 @@ class RunState(Enum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    # By Ctrl-C or a signal; stored as a failure with this word as its error.
+    # By Ctrl-C or a signal; stored as "failed" with this word as the error.
     INTERRUPTED = "interrupted"
     INCOMPLETE = "incomplete"  # the writer vanished before it could say how the run ended
 
@@ -56,7 +56,7 @@ class StoredRun(msgspec.Struct, frozen=True):
     url: str
     fingerprint: str  # digest of workload, engine version and host: equal for repeats
     config: Mapping[str, Any]  # concurrency, tasks, runs, max_tokens, seed, ...
-    host: Mapping[str, Any]  # what `HostFacts.as_json` gives; the client's machine
+    host: Mapping[str, Any]  # the client's machine, as `HostFacts.as_json` says
     engine: Mapping[str, Any]  # what the endpoint told: version, slots, replicas, model file
     simulated: bool
     skep_version: str
@@ -100,11 +100,11 @@ class Request(msgspec.Struct, frozen=True):
     replica: str | None = None
     queued_ms: float | None = None
     engine: EngineTimings = msgspec.field(default_factory=EngineTimings)
-    # Of each event that carried content; equal where one read brought several.
+    # Of each event that carried content; equal where one read brought several events.
     arrivals_s: Annotated[tuple[float, ...], StoredAs("arrivals", _packed, _unpacked)] = ()
-    prompt: str | None = None  # None: left unstored
+    prompt: str | None = None  # None: it was not stored
     answer: str | None = None
-    # Streamed apart from the answer; None: left unstored, or there was none.
+    # Streamed apart from the answer; None: it was not stored, or there was none.
     reasoning: str | None = None
     traffic: str = ""  # which kind of traffic, where a load mixes several
     scheduled_s: float | None = None  # when it was to be sent, where a schedule says so
@@ -117,7 +117,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def due_s(self) -> float:
-        """Return when latency begins to count: a late client must not make a server look quick."""
+        """Return the begin of latency: a late client must not make a server look quick."""
         if self.scheduled_s is None:
             return self.started_s
         return min(self.scheduled_s, self.started_s)
@@ -157,7 +157,7 @@ class GatewayRequest(msgspec.Struct, frozen=True):
     turn: int | None = None  # of its conversation, from 1; None: it failed, or has no session
     pause_s: float | None = None  # since the last turn ended
     tool_call: bool | None = None  # the answer ends in one
-    cold: ColdReason | None = None  # why the cache held less than it could; None: it did not
+    cold: ColdReason | None = None  # why the cache held less than it could; None: it held all
     cold_at: int | None = None  # the token at which the prompt changed
     possible_tokens: int | None = None  # of the prompt, that the cache could have held
 

@@ -21,7 +21,7 @@ MAKES_ONE = "the gateway records them as agents talk to it; `skep agent claude` 
 
 
 def sessions_since(store: Store, since: float) -> list[SessionFigures]:
-    """Return the figures of sessions that were heard of since then, by what they did since then;
+    """Return the figures of sessions that sent a request since then, by their requests since then;
     newest first.
     """
     rows = read(store.read(_SQL["session_requests"], since), GatewayRequest)
@@ -33,8 +33,8 @@ def sessions_since(store: Store, since: float) -> list[SessionFigures]:
 
 
 def requests_of_session(store: Store, name: str) -> list[GatewayRequest]:
-    """Return the requests of the session whose id begins so, in the order of their arrival. Raise
-    UserError where there is none, or more than one.
+    """Return the requests of the session whose id begins with `name`, in the order of their
+    arrival. Raise UserError where there is no such session, or more than one.
     """
     rows: list[GatewayRequest] = []
     if _DIGEST.fullmatch(name):
@@ -74,14 +74,14 @@ def figures_of(requests: Sequence[GatewayRequest]) -> SessionFigures:
 def with_live(
     stored: Sequence[SessionFigures], live: Sequence[SessionFigures], since: float
 ) -> list[SessionFigures]:
-    """Return stored sessions and those that the gateway knows, newest first. What is stored goes
-    further back than the gateway's memory; who stores no requests sees what that holds.
+    """Return stored sessions and those that the gateway knows, newest first. Of a session in both,
+    the stored figures count: the store goes further back than the gateway's memory.
     """
     lately = [session for session in live if session.last_at >= since]
-    known: dict[tuple[str, str], SessionFigures] = {}
+    by_key: dict[tuple[str, str], SessionFigures] = {}
     for session in (*lately, *stored):
-        known[session.session, session.model] = session
-    return newest_first(known.values())
+        by_key[session.session, session.model] = session
+    return newest_first(by_key.values())
 
 
 def newest_first(sessions: Iterable[SessionFigures]) -> list[SessionFigures]:
@@ -89,7 +89,7 @@ def newest_first(sessions: Iterable[SessionFigures]) -> list[SessionFigures]:
 
 
 def _share_of_prompts(field: str, turns: Sequence[GatewayRequest]) -> float | None:
-    """Return what share of the prompts' tokens a count is, over turns whose engine said what its
+    """Return the sum of a field over the sum of prompt tokens, of turns whose engine said what its
     cache held; None: no engine did.
     """
     prompt = 0
