@@ -38,7 +38,7 @@ from skep.supervisor.log_reader import LogPart
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.json_pipe import JsonPipe, Message, start_linked, to_document
 
-REMIND_EVERY_S = 2.0  # what has changed meanwhile is sent
+REMIND_EVERY_S = 2.0  # between two looks whether the driver has to be sent the replicas again
 END_S = 30.0
 HEADLESS_END_S = 12.0
 ANSWER_S = 15.0
@@ -63,7 +63,7 @@ class RemoteReplica(ReplicaMember):
         self.changed = changed
         self._as_started = launch
         self._incarnation: str | None = None
-        self._moves = 0  # restarts by Ray, on the same or another node
+        self._moves = 0  # starts of a new actor by Ray, on the same or another node
         self._stopping = asyncio.Event()
 
     @property
@@ -122,7 +122,7 @@ class ClusterClient:
         self._setup = messages.DriverSetup(cluster.address, cluster.hive, policy, name, new_key())
         self._log = log
         self._members: dict[str, RemoteReplica] = {}
-        self._rows: dict[str, messages.ReplicaReport] = {}
+        self._reports: dict[str, messages.ReplicaReport] = {}
         self._link: JsonPipe[messages.FromDriver] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._joined = False
@@ -188,7 +188,7 @@ class ClusterClient:
         """Leave the cluster, after the replicas. Return what is left behind, if anything."""
         self._closing = True
         answer = await self._ask(messages.Leave(), self._end_s)
-        done = self.head_lost or (answer is not None and answer.error is None)
+        has_left = self.head_lost or (answer is not None and answer.error is None)
         if self._link is not None:
             await self._link.close()  # the driver ends with it
         if self._process is not None:
@@ -197,7 +197,7 @@ class ClusterClient:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
-        if not self._was_joined or done or self._taken_over:
+        if not self._was_joined or has_left or self._taken_over:
             return None
         return (
             "the cluster cannot be reached; replicas left on its nodes end within "
@@ -212,9 +212,9 @@ class ClusterClient:
     # Called by the remote replicas
 
     def add(self, member: RemoteReplica) -> None:
-        """Have the driver start a replica, unless it runs already."""
+        """Have the driver start a replica, unless that runs already."""
         self._members[member.launch.name] = member
-        report = self._rows.get(member.launch.name)
+        report = self._reports.get(member.launch.name)
         if report is not None:
             member.hear(report)
         asyncio.get_running_loop().call_soon(self._remind)  # once for all that are added together
@@ -222,7 +222,7 @@ class ClusterClient:
     async def end(self, member: RemoteReplica) -> None:
         """End a replica.
 
-        If no driver can do it now, the next one ends it, because it is not to run any more.
+        If no driver can do it now, the next one ends it: it is not among the replicas to run.
         """
         name = member.launch.name
         if self._members.get(name) is member:
@@ -289,8 +289,8 @@ class ClusterClient:
                 self.head_lost = False
                 self._remind()
             case messages.ReplicaRows(rows):
-                before = self._rows
-                self._rows = {row.name: row for row in rows}
+                before = self._reports
+                self._reports = {row.name: row for row in rows}
                 for row in rows:
                     if row.name in self._members and row != before.get(row.name):
                         self._members[row.name].hear(row)

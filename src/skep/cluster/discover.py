@@ -36,7 +36,7 @@ from skep.wire.json_pipe import Message, from_document, to_document
 SURVEY_S = 90.0
 STATUS_S = 60.0
 STANDING_S = 3.0
-LOOK_S = 20.0  # for all nodes together: their tasks run in parallel
+LOOK_S = 20.0  # for the answers of all nodes: their tasks run in parallel
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
 WITHIN = ("fake", "simulated")  # part of skep
 _SHOWN = ("name", "model", "state", "why", "slots", "url")
@@ -160,8 +160,8 @@ def _standing(hive: str) -> tuple[Launch, ...]:
 
 
 def _described(part: str) -> list[Message]:
-    """Return the descriptions of the replica actors whose name has this part, without those that
-    do not answer.
+    """Return the descriptions that replica actors whose name has this part give of themselves,
+    without those that do not answer.
     """
     import ray
 
@@ -184,8 +184,8 @@ def status_here(address: str) -> Message:
     context = ray.get_runtime_context()
     replicas = _described(actor_name("", ""))
     rows = rows_of(ray.nodes(), free_by_node(), replicas)
-    own_id = context.get_node_id()
-    # Their machine and process.
+    this_node = context.get_node_id()
+    # The machine and process of each hive's gateway, without the random part of its name.
     owners = {
         replica["hive"]: replica["owner"] and replica["owner"].rpartition(":")[0]
         for replica in replicas
@@ -194,7 +194,7 @@ def status_here(address: str) -> Message:
         "address": context.gcs_address,
         "ray": ray.__version__,
         "hives": [{"name": name, "gateway": owner} for name, owner in sorted(owners.items())],
-        "nodes": [{**row, "here": row["id"] == own_id} for row in rows],
+        "nodes": [{**row, "here": row["id"] == this_node} for row in rows],
     }
     ray.shutdown()
     return status
@@ -279,8 +279,8 @@ def links_among(
 ) -> tuple[tuple[int, int, str], ...]:
     """Return the links among these GPUs, with their numbers replaced by positions in `cards`."""
     ranks = {card: rank for rank, card in enumerate(cards)}
-    among = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
-    return tuple((min(a, b), max(a, b), kind) for a, b, kind in among)
+    renumbered = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
+    return tuple((min(a, b), max(a, b), kind) for a, b, kind in renumbered)
 
 
 def _initial_variable(name: str) -> str | None:

@@ -1,6 +1,6 @@
 """The messages between supervisor, Ray driver and replica actors.
 
-What goes through Ray is sent as plain documents: versions of skep may differ.
+Those that go through Ray are sent as plain documents: versions of skep may differ.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class DriverSetup(Struct, frozen=True, tag_field="op", tag="setup"):
     address: str
     hive: str
     policy: RestartPolicy
-    gateway: str  # the name of this one
-    key: str  # of the engines
+    gateway: str  # the name of the gateway that the driver works for
+    key: str  # that the engines ask for
 
 
 class WantReplicas(Struct, frozen=True, tag_field="op", tag="wanted"):

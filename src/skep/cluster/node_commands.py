@@ -103,11 +103,11 @@ def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
 
 
 def _make_way(paths: Paths) -> None:
-    """End what outlived a dead raylet. Raise UserError where a node still runs: only the user
-    knows whether it may end.
+    """End the processes that outlived a dead raylet. Raise UserError where a node still runs: only
+    the user knows whether it may end.
 
-    A head whose raylet was killed, for want of memory, still runs: with a new head here, the other
-    nodes would end themselves.
+    A head still runs where its raylet was killed, for want of memory: with a new head here, the
+    other nodes would end themselves.
     """
     node = local.read_node(paths)
     if node is None:
@@ -192,7 +192,7 @@ def _ray_start(head: str, arguments: list[str], env: Mapping[str, str], folder: 
     log = folder.parent / "ray-start.log"
     with log.open("w+") as output:
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 argv,
                 env=env,
                 cwd=folder,
@@ -207,13 +207,13 @@ def _ray_start(head: str, arguments: list[str], env: Mapping[str, str], folder: 
             raise EngineError(
                 f"Ray did not start within {START_S:g} s", hint=f"see {log}"
             ) from None
-        if done.returncode != 0:
+        if completed.returncode != 0:
             output.seek(0)
             raise refusal(head, output.read(), log)
 
 
 def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
-    """Return the error of a start that failed, by what Ray printed."""
+    """Return the error for a start that failed, by what Ray printed."""
     if "AuthenticationError" in text or "ersion mismatch" in text:
         return connect.explained(head, RuntimeError(text))
     lines = [line.strip() for line in text.splitlines() if line.strip()]

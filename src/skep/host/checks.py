@@ -37,7 +37,7 @@ class HostFinding(msgspec.Struct, frozen=True):
     hint: str | None = None
 
 
-NEWEST_CUDA = 13  # that the engines of `skep engine install` are built for
+NEWEST_CUDA = 13  # for which the engines of `skep engine install` are built
 FEW_LANES = 4
 
 _ANY_REMEDY = "run `nvidia-smi` by hand; reinstall the driver and reboot if it keeps failing"
@@ -105,7 +105,7 @@ def _driver_remedy(driver: str, needed: int) -> str:
 
 
 def lanes_finding(gpus: Sequence[Gpu]) -> HostFinding | None:
-    """Judge lanes only: an idle card lowers its generation and keeps its lanes.
+    """Judge the PCIe lanes. The generation is not judged: an idle card lowers it.
 
     Return None where no card reports its lanes.
     """
@@ -257,7 +257,7 @@ def open_files_finding(soft: int | None, hard: int | None) -> HostFinding:
 
 
 def disk_finding(path_label: str, free_bytes: int, need_bytes: int) -> HostFinding:
-    """`need_bytes` is what is yet to be written there; 0 when nothing is."""
+    """Judge the space of a disk. `need_bytes`: what is still to be written there."""
     detail = f"{format_bytes(free_bytes)} free in {path_label}"
     if free_bytes >= need_bytes + DISK_SPARE_BYTES:
         return HostFinding("disk", CheckResult.OK, detail)

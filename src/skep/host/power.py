@@ -1,7 +1,7 @@
 """What the GPUs draw while something runs: energy, power, throttling, heat and clocks, from
 NVIDIA's NVML.
 
-Without the library, a card or the driver's leave there is no meter, and nobody gets a zero. Knows
+Without the library, a card or a permission of the driver there is no meter, and no zero. Knows
 nothing of requests and tokens. Power is sampled and summed: on an H200, 0.1 to 1.2 % off the
 card's own energy counter."""
 
@@ -57,13 +57,13 @@ class GpuSample(msgspec.Struct, frozen=True):
 class DriverNvml:
     """NVML of the driver; `module` is pynvml, initialised.
 
-    No method but `cards` raises; what is not told is None.
+    No method but `cards` raises; a value that is not reported is None.
     """
 
     def __init__(self, module: Any) -> None:
         self._nvml = module
         self._handles: dict[int, Any] = {}
-        # Not asked again: 10 times a second, for hours.
+        # Not asked again: that would be 10 times a second, for hours.
         self._unsupported: set[tuple[int, str]] = set()
 
     def cards(self) -> Sequence[NvmlGpu]:
@@ -227,8 +227,8 @@ class PowerMeter:
         self._sample_all()
         seconds = self._clock() - self._began_s
         self._began_s = None
-        has_all = all(energy.last is not None and energy.seconds for energy in self._energies)
-        if not self._energies or not has_all:
+        all_reported = all(energy.last is not None and energy.seconds for energy in self._energies)
+        if not self._energies or not all_reported:
             return None
         return _span_json(self._energies, seconds, self._max_w)
 
@@ -253,9 +253,9 @@ class PowerMeter:
 
 
 def _span_json(energies: Sequence[_GpuEnergy], seconds: float, max_w: float) -> dict[str, Any]:
-    """Return the figures of a span. The time of missing samples counts as the rest does."""
-    drawn = [energy.joules * seconds / energy.seconds for energy in energies]
-    joules = sum(drawn)
+    """Return the figures of a span. Where samples are missing, a card drew its mean power."""
+    joules_by_card = [energy.joules * seconds / energy.seconds for energy in energies]
+    joules = sum(joules_by_card)
     return {
         "joules": joules,
         "seconds": seconds,
@@ -272,7 +272,7 @@ def _span_json(energies: Sequence[_GpuEnergy], seconds: float, max_w: float) -> 
                 "temperature_max_c": energy.temperature_max_c,
                 "sm_clock_min_mhz": energy.sm_clock_min_mhz,
             }
-            for energy, gpu_joules in zip(energies, drawn, strict=True)
+            for energy, gpu_joules in zip(energies, joules_by_card, strict=True)
         ],
     }
 
@@ -331,13 +331,13 @@ def gpu_memory_in_use() -> dict[str, Any] | None:
         for card in cards
         if card.used_bytes and card.total_bytes
     ]
-    held = [(used, total) for used, total in sizes if used / total > LEAST_HELD]
-    if not held:
+    in_use = [(used, total) for used, total in sizes if used / total > LEAST_HELD]
+    if not in_use:
         return None
     return {
-        "used_bytes": sum(used for used, _ in held),
-        "total_bytes": sum(total for _, total in held),
-        "gpus": len(held),
+        "used_bytes": sum(used for used, _ in in_use),
+        "total_bytes": sum(total for _, total in in_use),
+        "gpus": len(in_use),
         "source": "nvidia-smi",
     }
 
@@ -359,9 +359,9 @@ def wait_until_clear(
         excess = {
             index: size - baseline[index] for index, size in now.items() if index in baseline
         }
-        held = {index: size for index, size in excess.items() if size > CLEAR_WITHIN_BYTES}
-        if not held or clock() >= until_s:
-            return held
+        remaining = {index: size for index, size in excess.items() if size > CLEAR_WITHIN_BYTES}
+        if not remaining or clock() >= until_s:
+            return remaining
         sleep(LOOK_EVERY_S)
     return None
 

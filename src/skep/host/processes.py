@@ -29,7 +29,7 @@ class ProcessorWait:
         self._looked_at: float | None = None
 
     def since_last(self, now: float) -> float:
-        """Return the seconds of this since the last call; 0.0 where /proc does not tell."""
+        """Return the seconds of waiting since the last call; 0.0 where /proc does not tell."""
         try:
             fields = stat_fields(self._stat)
         except OSError:
@@ -113,9 +113,9 @@ def descendants(*roots: int) -> dict[int, str]:
     """Return every living process below these and when it began, children before grandchildren."""
     alive = living()
     below = dict[int, str]()
-    wave = set(roots)
-    while wave:
-        young = {pid: begun for pid, (parent, begun) in alive.items() if parent in wave}
-        below |= young
-        wave = set(young)
+    parents = set(roots)
+    while parents:
+        children = {pid: begun for pid, (parent, begun) in alive.items() if parent in parents}
+        below |= children
+        parents = set(children)
     return below

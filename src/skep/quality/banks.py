@@ -47,7 +47,7 @@ Answer with the whole function, imports included, in one ```python block and not
 
 
 def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
-    """Return the file if it was fetched before. Anything but the pinned bytes is passed over."""
+    """Return the file if it was fetched before; None: it is not there, or has other bytes."""
     path = model_path(wheel, cache_dir, "banks")
     if is_verified(path, wheel.gguf_sha256):
         return path

@@ -32,12 +32,12 @@ from skep.workload.extraction import python_blocks, split_answer
 from skep.workload.items import Item
 from skep.workload.reading_checks import LONGEST_READ, read_check
 
-# Of the checks. A verdict names it, so that old verdicts are not held against new rules.
+# The version of the checks. A verdict names it, so that verdicts of older rules can be told apart.
 VERSION = 3
 _TRIES = 3
 _PAUSE_S = 0.2  # before a run is tried again
 _LIGHT = SandboxLimits(seconds=10, memory_bytes=512 << 20)
-# Of items with packages, which have to be loaded first.
+# For items with packages, which have to be loaded first.
 _HEAVY = SandboxLimits(seconds=20, memory_bytes=768 << 20)
 LONGEST_CODE = 500_000  # characters, from the beginning, in which code is looked for
 LONGEST_IN_LOOP = 4_000  # characters of an answer that are looked at without a thread
@@ -60,8 +60,8 @@ class AnswerFinding(msgspec.Struct, frozen=True):
 
 
 async def look_at(text: str, look: Callable[[], Finding]) -> Finding:
-    """Return what `look` finds in the text; in a thread if the text is long, so that the event
-    loop goes on.
+    """Return the result of `look`, which reads the text: in a thread if the text is long, so that
+    the event loop goes on.
     """
     if len(text) <= LONGEST_IN_LOOP:
         return look()
@@ -102,7 +102,7 @@ class Judge:
         """Judge the answers, in the order given; `on_done` is called with the number judged so
         far.
         """
-        self._check_means([answer.item for answer in answered])
+        self._require_sandbox([answer.item for answer in answered])
         done = 0
 
         async def judge_answer(answer: AnsweredItem) -> Verdict:
@@ -128,11 +128,11 @@ class Judge:
 
         Its reasoning is already removed.
         """
-        self._check_means([item])
+        self._require_sandbox([item])
         async with self._cores:
             return await self._catch_check_errors(self._judge_answer_text(text, item))
 
-    def _check_means(self, items: Sequence[Item]) -> None:
+    def _require_sandbox(self, items: Sequence[Item]) -> None:
         if not needs_sandbox(items):
             return
         if self._sandbox is None:
@@ -228,7 +228,7 @@ async def _run(sandbox: Sandbox, script: SandboxScript, limits: SandboxLimits) -
 
 
 def _silence_words(row: Request, *, has_reasoning: bool) -> str:
-    """Say what came instead of an answer."""
+    """Return what came instead of an answer, in words."""
     if not has_reasoning:
         return "an empty answer"
     if row.output_tokens is None:

@@ -90,9 +90,8 @@ class MixedComparison(msgspec.Struct, frozen=True):
     """How B compares with A.
 
     `worse`: figures of B that are worse by more than was allowed, at 95 % over all of them
-    together. `answers` is None where an answer of neither, or of one only, was judged.
-    `unfinished` has the levels at which A never finished the conversation while B did, and those
-    of B.
+    together. `answers` is None unless answers of both runs were judged. `unfinished`: the levels
+    at which only B finished the conversation, and those at which only A did.
     """
 
     found: Sequence[Comparison]
@@ -147,7 +146,7 @@ class MixedComparison(msgspec.Struct, frozen=True):
 
 
 def _only(a: str | None, b: str | None) -> str | None:
-    """Return the one that is given; None for both or none."""
+    """Return the side that is given; None for both or none."""
     if a and b:
         return None
     return a or b

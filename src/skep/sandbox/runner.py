@@ -1,5 +1,5 @@
-"""The sandbox as its callers see it. It is tried out when it is opened; runs are handed to a
-launcher that stays, and cancelled by hanging up."""
+"""The sandbox as its callers see it. It is tried out when it is opened. Runs are handed over to a
+launcher process that stays; closing the socket of a run cancels it."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Sandbox:
     async def _exchange(self, link: socket.socket, order: bytes) -> bytes:
         """Send the order and return the answer.
 
-        When it is cancelled, it hangs up its half, and waits until the supervisor has ended the
-        script and hung up too.
+        When the call is cancelled, close our half, and wait until the supervisor has ended the
+        script and closed its half, too.
         """
         loop = asyncio.get_running_loop()
         link.setblocking(False)
@@ -111,7 +111,7 @@ class Sandbox:
             while not ending.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.shield(ending)
-            ending.exception()
+            ending.exception()  # read, or asyncio would log it
             raise
         except OSError as error:
             raise _failed(str(error)) from error
@@ -274,7 +274,7 @@ def remedy() -> str:
     """Return what to install or to allow, by what this machine lacks or forbids."""
     if shutil.which("bwrap") is None:
         return how_to_install("bubblewrap")
-    if _says(APPARMOR, "1"):
+    if _holds(APPARMOR, "1"):
         return (
             "AppArmor keeps user namespaces from bubblewrap: "
             "`sudo apt install bubblewrap apparmor-profiles`, then "
@@ -283,11 +283,11 @@ def remedy() -> str:
             "`sudo apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict`; "
             "or, for all programs, `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`"
         )
-    if _says(CLONE, "0"):
+    if _holds(CLONE, "0"):
         return (
             "user namespaces are switched off: `sudo sysctl -w kernel.unprivileged_userns_clone=1`"
         )
-    if _says(MOST, "0"):
+    if _holds(MOST, "0"):
         return "user namespaces are switched off: `sudo sysctl -w user.max_user_namespaces=15000`"
     return (
         "in a container, allow user namespaces and an unmasked /proc, or run skep outside of it "
@@ -304,7 +304,7 @@ def how_to_install(package: str) -> str:
 
 
 def _failure(sandbox: Sandbox) -> str | None:
-    """Return why a trial in it failed; None: it did not."""
+    """Return why a trial run in the sandbox failed; None: it did not fail."""
     try:
         result = sandbox.try_out(SandboxScript(("-c", TRIAL)), TRIAL_LIMITS)
         if result.ok and result.stdout == b"closed\n":
@@ -316,7 +316,8 @@ def _failure(sandbox: Sandbox) -> str | None:
     return f"a trial in it ended with: {last_line}"
 
 
-def _says(path: Path, value: str) -> bool:
+def _holds(path: Path, value: str) -> bool:
+    """Return whether a setting of the kernel has this value."""
     try:
         return path.read_text().strip() == value
     except OSError:

@@ -32,13 +32,13 @@ NEW_NAMESPACE = 0x7E020080  # CLONE_NEW*: time, mount, cgroup, uts, ipc, user, p
 FIRST_X32 = 512
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 SOL_SOCKET = 1
-# SO_SNDBUF, SO_RCVBUF and their forced forms: how much the kernel keeps for a socket.
+# SO_SNDBUF, SO_RCVBUF and their forced forms: the memory of the kernel for a socket.
 BUFFERS = (7, 8, 32, 33)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Numbers of an architecture: its own, its column in the tables, those of some calls."""
+    """Numbers of an architecture: its own (`audit`), its column in the tables, its calls."""
 
     audit: int
     column: int
@@ -50,6 +50,7 @@ class Architecture:
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 REFUSED: dict[str, list[int]] = _TABLES["refused"]
+# Calls that fail as on a kernel that does not have them.
 UNKNOWN: dict[str, list[int]] = _TABLES["unknown"]
 ARCHITECTURES = {name: Architecture(**fields) for name, fields in _TABLES["architecture"].items()}
 

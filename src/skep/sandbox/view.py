@@ -11,7 +11,7 @@ from pathlib import Path
 
 BOX = "/box"  # the one place a script can write to: a tmpfs with a size
 FOLDER = f"{BOX}/work"
-UID = 1000  # inside; whom it stands for outside is the launcher's business
+UID = 1000  # inside; the launcher decides for whom it stands outside
 SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 EXTRA = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 # Both count against the size of the box.
@@ -68,7 +68,7 @@ def path_inside(path: Path) -> Path:
 
 
 class ShownPaths:
-    """Puts a view together.
+    """Gathers the paths of a view.
 
     A path that is visible already, inside a bound folder or behind a link, is not added again.
     """

@@ -73,11 +73,11 @@ class TurningPoint(msgspec.Struct, frozen=True):
     at: int
     low: int  # -1 where even the first level is past it
     high: int
-    sure: bool  # both ends are
+    sure: bool  # both ends are shown by the repeats
 
     @property
     def is_known(self) -> bool:
-        """Return whether the repeats show it, and show whether even the first level is past it."""
+        """Return whether the repeats show both ends, or that even the first level is past it."""
         return self.sure and (self.low >= 0 or self.high == 0)
 
 
@@ -155,8 +155,8 @@ class SpeedCurve:
         if self.noise is None:
             return (0.0, share, math.inf)
         quantile = t_quantile(1 - TAILS / among, self._freedom)
-        runs_share = 1 / above_level.count + 1 / below_level.count
-        reach = quantile * self.noise * math.sqrt(runs_share)
+        inverse_runs = 1 / above_level.count + 1 / below_level.count
+        reach = quantile * self.noise * math.sqrt(inverse_runs)
         spread = math.exp(min(reach, WIDEST))
         return (share / spread, share, share * spread)
 

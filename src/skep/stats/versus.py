@@ -26,10 +26,10 @@ class Judgement(Enum):
 
 
 INDIFFERENT = 0.005  # a smaller difference is not reported, however sure it is
-# Correlation with the value before, beyond which the formula of `slowness` does not hold.
+# Correlation of neighbouring values, beyond which the formula of `slowness` does not hold.
 _SLOWEST = 0.9
 _MANY = 60  # values from which a binomial is taken as normal
-# Over the number of values: how much of that correlation each fitted level hides, by simulation.
+# Each fitted level hides this much of that correlation, over the number of values; by simulation.
 _HIDDEN = 3.0
 
 
@@ -92,23 +92,23 @@ def ratio_of_medians(
 ) -> Interval | None:
     """Return median(b) / median(a), with an interval by the ranks around each median.
 
-    `slow` widens it. None below two values of either, and where A's median is not above zero or
-    B's is below it.
+    `slow` widens it. None where either has fewer than two values, where A's median is not above
+    zero, and where B's is below it.
     """
     if min(len(a), len(b)) < 2:
         return None
-    below = median(a)
-    above = median(b)
-    if below <= 0 or above < 0:
+    median_a = median(a)
+    median_b = median(b)
+    if median_a <= 0 or median_b < 0:
         return None
-    error_a = _error_of_median(a) / below
+    error_a = _error_of_median(a) / median_a
     error_b = 0.0
-    if above:
-        error_b = _error_of_median(b) / above
+    if median_b:
+        error_b = _error_of_median(b) / median_b
     error = math.hypot(error_a, error_b)
     freedom = len(a) + len(b) - 2
     reach = min(slow * t_quantile(confidence, freedom) * error, 50.0)
-    ratio = above / below
+    ratio = median_b / median_a
     low = ratio * math.exp(-reach)
     high = ratio * math.exp(reach)
     return Interval(low, ratio, high)

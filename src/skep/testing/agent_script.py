@@ -26,7 +26,7 @@ SHIPPED = {"agents": Path(__file__).with_name("agent_script.json")}
 
 
 class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a rule applies: all that is given must hold.
+    """When a rule applies: where all the fields that are given hold.
 
     Expressions are searched for; their groups fill the reply.
     """
@@ -34,9 +34,9 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     says: str | None = None  # in the user's messages since the last answer
     prompt_says: str | None = None  # anywhere in the prompt
     result_says: str | None = None  # in the results of tools since then
-    has_result: bool | None = None  # a tool has given its result since the last answer
+    has_result: bool | None = None  # whether a tool has given a result since the last answer
     has_tools: bool | None = None
-    above_tokens: int | None = None  # of the prompt
+    above_tokens: int | None = None  # the prompt has more tokens than this
 
     def compile(self) -> None:
         """Raise re.error for an invalid expression."""
@@ -78,7 +78,11 @@ class NamedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The text of a rule's answer, then its calls. `error`: `context`, in the engine's words."""
+    """The text of a rule's answer, then its calls.
+
+    `error`: the message of a refusal; `context` stands for the engine's own, of a prompt that is
+    too long.
+    """
 
     text: str = ""
     thinking: str = ""
@@ -167,7 +171,7 @@ def named_call(
 
 
 def with_texts(value: Any, text: Callable[[str], str]) -> Any:
-    """Return a value of JSON with each text in it filled in."""
+    """Return a value of JSON in which `text` has filled in every text."""
     if isinstance(value, str):
         return text(value)
     if isinstance(value, list):

@@ -42,7 +42,7 @@ class AgentTurn(msgspec.Struct, frozen=True):
 
 @contextmanager
 def malformed_is_refused() -> Iterator[None]:
-    """Raise UserError where a part of the request has another form than the code reads."""
+    """Raise UserError where the code inside meets a part of a request that has another form."""
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:

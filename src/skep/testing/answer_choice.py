@@ -165,6 +165,6 @@ def broken_call(call: ToolCall) -> ToolCall:
 
 
 def as_text(call: ToolCall) -> str:
-    """Return a call as a model writes one that nobody parses."""
+    """Return a call as text, as it arrives where no parser reads it."""
     content = {"name": call.name, "arguments": json.loads(call.arguments)}
     return f"\n<tool_call>\n{json.dumps(content)}\n</tool_call>"

@@ -109,7 +109,7 @@ class FakeEngine:
     def wait_for(self, timeout_s: float = 10.0, **state: Any) -> dict[str, Any]:
         """Wait for a state, such as `wait_for(running=1)`, and return it.
 
-        A counter may be past its value.
+        A counter may be higher than asked for.
         """
         return self._call("POST", "/fake/wait", state, timeout_s)
 
@@ -178,12 +178,13 @@ def to_argv(options: dict[str, Any]) -> list[str]:
     return argv
 
 
-# The relay workers of every gateway that names none; `make test-workers` sets it.
+# The variable with the number of relay workers of gateways that name none; `make test-workers`
+# sets it.
 WORKERS = "SKEP_TEST_WORKERS"
 
 
 def _start_with(open_files: int) -> Callable[..., Any]:
-    """Return what starts a process that may open so many files."""
+    """Return a `Popen` whose process may open so many files."""
 
     def limit_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
@@ -192,7 +193,7 @@ def _start_with(open_files: int) -> Callable[..., Any]:
 
 
 class GatewayProcess:
-    """A gateway that listens when constructed, and ends with its maker.
+    """A gateway that listens once it is constructed, and ends with the process that made it.
 
     `python`: another checkout's interpreter, to have its gateway. `open_files`: how many each of
     its processes may have open, soft and hard.
@@ -255,7 +256,7 @@ class GatewayProcess:
         """Send the whole table: the fields of `skep.config.gateway_messages.ReplicaSpec`."""
         self.send({"op": "replicas", "replicas": list(replicas), "models": list(models)})
         if self._has_workers:
-            self.ask(op="status")  # which it answers once all workers have the table
+            self.ask(op="status")  # it answers once all workers have the table
 
     def close(self) -> None:
         self.link.close()

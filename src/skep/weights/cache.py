@@ -44,7 +44,7 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """One process at a time holds the folder.
+    """Hold the folder while the block runs: one process at a time does.
 
     The lock file stays: removing it would let two in.
     """
@@ -60,9 +60,9 @@ def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """An empty folder on the same file system, gone at the end.
+    """Yield an empty folder on the same file system, and remove it at the end.
 
-    With the lock held, what others left is nobody's.
+    The caller holds the lock: staging folders that are already there belong to dead processes.
     """
     for leftover in folder.glob(".staging-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -73,9 +73,9 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def largest_file_bytes(folder: Path) -> int:
-    """Return how far a download in `folder` has come.
+    """Return the size of the largest file below `folder`: how far a download has come.
 
-    Files may vanish while they are looked at.
+    Files may vanish meanwhile.
     """
     largest = 0
     for parent, _, names in os.walk(folder):
@@ -98,7 +98,7 @@ def no_space(folder: Path, detail: str) -> WeightsError:
 
 @contextmanager
 def write_errors(cache_dir: Path, needed_bytes: int) -> Iterator[None]:
-    """Translates what the operating system says about the cache folder."""
+    """Raise WeightsError for an OSError about the cache folder."""
     try:
         yield
     except OSError as error:

@@ -14,6 +14,7 @@ from skep.errors import UserError
 from skep.units import one_line
 
 CONFIG_HINT = "take the config.json that lies beside the model's weights"
+# Tables with the settings of the text model.
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 MAX_WIDTH = 1 << 20
 _LONGEST_PREFIX = 64
@@ -39,7 +40,7 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
 class ModelConfig(msgspec.Struct, frozen=True):
     """The text model's settings, and those around them: a key is looked for inside first.
 
-    `null` is absent.
+    A key with the value `null` counts as absent.
     """
 
     name: str  # what errors call the file
@@ -134,7 +135,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return UserError(f"{self.name} has no `{self._called(key)}`", hint=self.hint)
 
     def _called(self, key: str) -> str:
-        """Return the key as errors show it: its prefix is a name that stands in the file."""
+        """Return the key as errors show it, with its prefix, which the file may make long."""
         return f"{one_line(self.prefix, _LONGEST_PREFIX)}{key}"
 
 

