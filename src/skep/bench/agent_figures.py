@@ -1,7 +1,7 @@
-"""What agents get who hold N sessions at once: figures of `skep bench agents` from stored rows.
+"""What agents get with N sessions at once: figures of `skep bench agents` from stored rows.
 
-A turn is possible to hit as far as the turns before it have been computed: all of a prompt but
-what is new in it. How much that is follows from the token counts of the answers, not from what
+A cache could hit what the turns before a turn have computed: all of its prompt but what is new in
+it. How much that is follows from the token counts of the answers, not from what
 was planned. Pure: the same rows always give the same figures.
 """
 
@@ -23,8 +23,8 @@ from skep.units import Interval
 
 CONVERSATIONS = "conversations"  # the fact that says what was planned
 SESSION_SEARCH = "session search"  # the fact that says where a search for the cliff stopped
-LEFT_POINTS = 0.10  # below the possible hit rate: past the cliff
-WARM_SHARE = 0.90  # of the possible hits of a session that is held
+LEFT_POINTS = 0.10  # so far below the possible hit rate a level is past the cliff
+WARM_SHARE = 0.90  # of the hits that were possible: with so many a session is warm
 Item = TypeVar("Item")
 Key = tuple[int, int]  # a level and which of its runs
 
@@ -76,7 +76,7 @@ class AgentLevel(msgspec.Struct, frozen=True):
     # By how much hits lie below the possible, as a share of the prompts, a mean over sessions.
     lost_hits: Interval | None
     warm_sessions: int | None  # that hit nearly all that their later turns could
-    told_sessions: int  # of which that is known
+    told_sessions: int  # of which is known whether they did
     preemptions: int | None
     output_tok_s: float | None
     prompt_tok_s: float | None
@@ -293,31 +293,31 @@ def turn_tokens(
     """
     tokens: list[HitTokens] = []
     shared = 0
-    before: Request | None = None
+    previous: Request | None = None
     for turn in turns:
         if not turn.ok:
             break
         prompt = turn.prompt_tokens or 0
-        if before is None:
+        if previous is None:
             if plan is not None and plan.first_tokens:
                 shared = round(prompt * plan.shared_tokens / plan.first_tokens)
             possible = shared if shared_before else 0
         elif plan is not None and turn.turn in plan.anew:
             possible = shared
         else:
-            possible = _possible_after(before, prompt)
+            possible = _possible_after(previous, prompt)
         hit = min(turn.engine.cached_tokens or 0, prompt)
         tokens.append(HitTokens(prompt, max(0, min(possible, prompt - 1)), hit))
-        before = turn
+        previous = turn
     return tokens
 
 
-def _possible_after(before: Request, prompt: int) -> int:
-    """Return how much of a prompt the turn before it has computed: its own prompt and its answer,
-    where that came back as it was.
+def _possible_after(previous: Request, prompt: int) -> int:
+    """Return how many tokens of a prompt the turn before has computed: those of its own prompt,
+    and of its answer where the prompt is long enough to hold it.
     """
-    computed = before.prompt_tokens or 0
-    with_answer = computed + (before.output_tokens or 0)
+    computed = previous.prompt_tokens or 0
+    with_answer = computed + (previous.output_tokens or 0)
     if with_answer <= prompt:
         return with_answer
     return computed
@@ -371,7 +371,7 @@ class _PlayedRun:
         tokens: Sequence[HitTokens],
         plan: ConversationFact | None,
     ) -> None:
-        """Take in how a session ended, and what its later turns hit."""
+        """Add how a session ended, and what its later turns hit."""
         if any(not turn.ok for turn in turns):
             self.failed_sessions += 1
         elif plan is None or len(turns) == plan.turns:
@@ -389,7 +389,7 @@ class _PlayedRun:
         """Return the share of prompt tokens that a cache had, by the answers' `usage`, else by the
         engine's own counters.
 
-        Where an engine tells of any request, one of which it tells nothing had no hit.
+        Where an engine tells the hits of any request, one without that figure had none.
         """
         if self._hits_told and self.total.prompt:
             return self.total.hit / self.total.prompt
@@ -403,8 +403,8 @@ class _PlayedRun:
 
     @property
     def lost_hits(self) -> list[float]:
-        """Return what is lost of each session; of the whole run where the engine does not tell of
-        requests.
+        """Return the share of its prompts' tokens that each session could have hit and did not;
+        that of the whole run where the engine does not tell what single requests hit.
         """
         if self._hits_told:
             return [tokens.lost_share for tokens in self.by_session.values() if tokens.prompt]
@@ -481,7 +481,7 @@ def _level(sessions: int, of_level: Sequence[_PlayedRun]) -> AgentLevel:
 
 
 def _counted(of_level: Sequence[_PlayedRun]) -> Sequence[_PlayedRun]:
-    """Return the runs that count; those that the client limited do where there are no others."""
+    """Return the runs that the client did not limit, or all of them where it limited each."""
     return [run for run in of_level if not run.limited] or of_level
 
 

@@ -40,7 +40,7 @@ from skep.store.records import LevelFact, Request
 from skep.workload.session_text import SessionTexts
 
 FEWEST_SESSIONS = 4  # of a run of a level, unless asked otherwise
-SESSIONS_EACH = 2  # of each place that is held
+SESSIONS_EACH = 2  # in a run, for each session that is held at once
 CONNECTIONS_EACH = 6  # of a session: its own and those of its sub-agents
 WARM_UP_TOKENS = 4
 WARM_UP_QUESTION = "Are you ready?"
@@ -49,7 +49,8 @@ SESSION_HEADER = "x-skep-session"
 # The name by which a gateway tells a sub-agent from the session that it belongs to.
 AGENT_HEADER = "x-claude-code-agent-id"
 
-ScriptsOf = Callable[[int], Sequence[SessionScript]]  # so many sessions, the same each time
+# Returns so many sessions, the same ones each time.
+ScriptsOf = Callable[[int], Sequence[SessionScript]]
 
 
 class AgentPlan(msgspec.Struct, frozen=True):
@@ -59,7 +60,8 @@ class AgentPlan(msgspec.Struct, frozen=True):
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
     # Instead of these levels, double from one session until two levels lie past the cliff.
     finds_cliff: bool = False
-    sessions: int | None = None  # in a run of a level; None: two for each place, four at least
+    # In a run of a level; None: two for each that is held at once, four at least.
+    sessions: int | None = None
     runs: int = 1
     turns_at_most: int | None = None
     pause_scale: float = 1.0
@@ -85,7 +87,7 @@ class PlannedConversation(msgspec.Struct, frozen=True):
     session: int
     first_index: int
     script: SessionScript
-    # By turn: they begin when it is answered.
+    # By the number of the turn after whose answer they begin.
     subagents: Mapping[int, tuple[PlannedConversation, ...]] = {}
 
     @property
@@ -108,7 +110,7 @@ class PlannedConversation(msgspec.Struct, frozen=True):
             turns=len(turns),
             shared_tokens=self.script.shared_tokens,
             first_tokens=self.script.shared_tokens + turns[0].new_tokens,
-            anew=tuple(place for place, turn in enumerate(turns) if turn.begins_anew),
+            anew=tuple(number for number, turn in enumerate(turns) if turn.begins_anew),
         )
 
 
@@ -122,8 +124,8 @@ def planned(scripts: Sequence[SessionScript]) -> list[PlannedConversation]:
         first_index = next_index
         next_index += len(script.turns)
         subagents = {
-            place: tuple(plan(child, next(numbers), session) for child in turn.subagents)
-            for place, turn in enumerate(script.turns)
+            turn_number: tuple(plan(child, next(numbers), session) for child in turn.subagents)
+            for turn_number, turn in enumerate(script.turns)
             if turn.subagents
         }
         return PlannedConversation(number, session, first_index, script, subagents)
@@ -132,7 +134,7 @@ def planned(scripts: Sequence[SessionScript]) -> list[PlannedConversation]:
 
 
 def cut_short(script: SessionScript, turns_at_most: int | None) -> SessionScript:
-    """Return the session without its turns behind so many; sub-agents are cut alike."""
+    """Return at most so many turns of a session; sub-agents are cut alike."""
     if turns_at_most is None:
         return script
     turns = tuple(_cut_turn(turn, turns_at_most) for turn in script.turns[:turns_at_most])
@@ -158,7 +160,7 @@ class SessionPlayer:
         name: str,
         pause_scale: float = 1.0,
     ) -> None:
-        """`name`: begins the names of the sessions, so that no other run has them."""
+        """`name`: the beginning of the sessions' names, so that no other run has the same."""
         self._sender = sender
         self._on_row = on_row
         self._texts = texts
@@ -175,31 +177,31 @@ class SessionPlayer:
             "content": self._texts.shared(script.shared_name, script.shared_tokens),
         }
         messages = [system]
-        for place, turn in enumerate(script.turns):
+        for turn_number, turn in enumerate(script.turns):
             if turn.begins_anew:
                 messages = [system]
             name = f"{self._level}/{self._repeat}/{conversation.number}"
-            text = self._texts.turn(name, place, turn.new_tokens)
+            text = self._texts.turn(name, turn_number, turn.new_tokens)
             messages = [*messages, {"role": "user", "content": text}]
-            task = self._task(conversation, place, messages)
+            task = self._task(conversation, turn_number, messages)
             row, answer = await self._sender.ask(task)
             self._on_row(row)
             if not row.ok:
                 return
             messages = [*messages, {"role": "assistant", "content": answer}]
-            await self._run_tools(conversation, place)
+            await self._run_tools(conversation, turn_number)
 
-    async def _run_tools(self, conversation: PlannedConversation, place: int) -> None:
+    async def _run_tools(self, conversation: PlannedConversation, turn_number: int) -> None:
         """Run the sub-agents that a turn starts, and pause as long as its tools take."""
-        following = conversation.script.turns[place + 1 : place + 2]
+        following = conversation.script.turns[turn_number + 1 : turn_number + 2]
         pause_s = sum(turn.pause_s for turn in following) * self._pause_scale
         async with asyncio.TaskGroup() as tools:
             tools.create_task(asyncio.sleep(pause_s))
-            for child in conversation.subagents.get(place, ()):
+            for child in conversation.subagents.get(turn_number, ()):
                 tools.create_task(self.play(child))
 
     def _task(
-        self, conversation: PlannedConversation, place: int, messages: list[dict[str, str]]
+        self, conversation: PlannedConversation, turn_number: int, messages: list[dict[str, str]]
     ) -> BenchTask:
         session = f"{self._name}-{self._level}-{self._repeat}-{conversation.session}"
         headers = {SESSION_HEADER: session}
@@ -208,14 +210,14 @@ class SessionPlayer:
         return BenchTask(
             level=self._level,
             repeat=self._repeat,
-            index=conversation.first_index + place,
+            index=conversation.first_index + turn_number,
             kind="sub-agent" if conversation.is_subagent else "session",
             messages=messages,
-            max_tokens=conversation.script.turns[place].output_tokens,
+            max_tokens=conversation.script.turns[turn_number].output_tokens,
             fixed_output=True,
             traffic=conversation.script.shared_name,
             session=conversation.number,
-            turn=place,
+            turn=turn_number,
             headers=headers,
         )
 
@@ -227,8 +229,8 @@ async def run_sessions(
     width: int,
     player_of: Callable[[Sender, OnRow], SessionPlayer],
 ) -> None:
-    """Hold `width` sessions until all have ended; each place takes the next one when its own is
-    over. A session that fails ends alone.
+    """Hold `width` sessions at once until all have ended: where one is over, the next begins. A
+    session that fails ends alone.
     """
     remaining = iter(conversations)
     player = player_of(sender, on_row)
@@ -328,18 +330,18 @@ class AgentBench:
             timeout_s=plan.timeout_s,
             meter=meter,
         )
-        self._figures: dict[int, list[float]] = {}
+        self._speeds: dict[int, list[float]] = {}  # tokens a second of the runs, by level
 
     async def run(self) -> None:
         await self.warm_up()
-        while (place := self.course.next_run()) is not None:
-            await self.run_level(*place)
+        while (next_run := self.course.next_run()) is not None:
+            await self.run_level(*next_run)
         if isinstance(self.course, SessionSearch):
             end = msgspec.to_builtins(self.course.end)
             self.recording.add_fact(LevelFact(end["at"], 0, SESSION_SEARCH, end))
 
     async def warm_up(self) -> None:
-        """Send each shared beginning once: agents' clients have sent theirs long before."""
+        """Send each shared beginning once: a server in use has had them from earlier sessions."""
         widest = self.plan.concurrency[-1]
         shared: dict[str, int] = {}
         for conversation in self._conversations(self.plan.sessions_at(widest)):
@@ -372,7 +374,7 @@ class AgentBench:
         return row
 
     async def run_level(self, level: int, repeat: int) -> None:
-        """Hold so many sessions until all of the run have ended."""
+        """Hold `level` sessions at once until all of the run have ended."""
         conversations = self._conversations(self.plan.sessions_at(level))
         parts = [part for conversation in conversations for part in conversation.all()]
         self.session.begin(
@@ -403,12 +405,12 @@ class AgentBench:
             is_closed=False,
         )
         speed = repeat_of(0, rows, None).effective_tok_s
-        self._figures.setdefault(level, []).append(speed)
-        self.course.add_run(level, self._figures_so_far(), limited=limited)
-        self.session.report(ended=True, figures=self._figures)
+        self._speeds.setdefault(level, []).append(speed)
+        self.course.add_run(level, self._summary_so_far(), limited=limited)
+        self.session.report(ended=True, figures=self._speeds)
         self.recording.check()
 
-    def _figures_so_far(self) -> AgentsSummary:
+    def _summary_so_far(self) -> AgentsSummary:
         """Return the figures of the run so far."""
         recording = self.recording
         return agents_summary(recording.run_id, recording.rows, recording.samples, recording.facts)

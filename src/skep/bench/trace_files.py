@@ -1,10 +1,10 @@
 """Recorded traffic as sessions: traces in Mooncake's format and in AIPerf's.
 
 Mooncake's lines are requests of a cluster: a time, two lengths and the digests of blocks of the
-prompt. Who goes on with an earlier prompt is the same session. AIPerf's lines are turns with the
-name of their session, or whole sessions with their turns; lengths are of what is new in a turn.
-Texts of a trace are not sent: a replay has texts of our own, as long as those. A file is read line
-by line; what is kept of it is bounded.
+prompt. A request that goes on with an earlier prompt is of the same session. AIPerf's lines are
+turns with the name of their session, or whole sessions with their turns; lengths are of what is
+new in a turn. Texts of a trace are not sent: a replay has texts of our own, as long as those. A
+file is read line by line; what is kept of it is bounded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from skep.workload.prompts import TokenCalibration
 BLOCK_TOKENS = 512  # of one digest in Mooncake's traces
 MOST_TURNS = 100_000  # of one trace; the largest public ones have a quarter of that
 MOST_BLOCKS = 5_000_000  # of all prompts, as their digests
-# Whole blocks in common below which two requests are strangers: one is the system prompt's.
+# With fewer whole blocks in common two requests are of two sessions: a single one may be that of
+# a system prompt.
 FEWEST_BLOCKS = 2
 LONGEST_LINE_BYTES = 32 << 20
 USUAL_OUTPUT_TOKENS = 250  # where a trace does not say how long an answer is
@@ -149,7 +150,7 @@ def _decoded(decoder: msgspec.json.Decoder[TraceLine], data: bytes, name: str) -
         raise UserError(f"{name} is not JSON: `{start}`", hint=FORMATS_HINT) from None
 
 
-SHARED = -1  # a beginning that several sessions have
+SHARED = -1  # in place of a session's number: several sessions begin so
 
 
 class _TraceReader:
@@ -159,13 +160,13 @@ class _TraceReader:
         self.sessions: list[RecordedSession] = []
         self._name = name
         self._by_id: dict[str, RecordedSession] = {}
-        # By the digests of the first blocks together: whose prompt begins so.
+        # By the digest of a prompt's first blocks: the number of the session that begins so.
         self._owners: dict[int, int] = {}
         self._turns = 0
 
     def take(self, number: int, line: TraceLine) -> None:
         if line.turns is not None:
-            self._take_whole(line)
+            self._take_session(line)
         elif line.is_of_mooncake:
             self._take_request(line, line.hash_ids or [])
         elif line.is_turn:
@@ -182,7 +183,7 @@ class _TraceReader:
             )
 
     def _take_request(self, line: TraceLine, hash_ids: Sequence[int]) -> None:
-        """Take a request of Mooncake's: it goes on with the session whose last prompt it holds."""
+        """Take in a request of Mooncake's; it continues the session whose last prompt it holds."""
         beginnings = _beginnings(hash_ids)
         common = sum(key in self._owners for key in beginnings)
         owner = SHARED
@@ -210,7 +211,7 @@ class _TraceReader:
         return prompt_tokens > session.prompt_tokens
 
     def _begin_forked(self, beginnings: Sequence[int], common: int, owner: int) -> None:
-        """Begin a session that has so many blocks in common with earlier ones."""
+        """Begin a session that has `common` blocks in common with earlier ones."""
         root = beginnings[0] if beginnings else len(self.sessions)
         session = RecordedSession(f"trace {root}", common * BLOCK_TOKENS)
         if owner != SHARED:
@@ -221,7 +222,7 @@ class _TraceReader:
         self.sessions.append(session)
 
     def _take_turn(self, line: TraceLine) -> None:
-        """Take a turn of AIPerf's that names its session."""
+        """Take in a turn of AIPerf's that names its session."""
         name = str(line.session_id)
         session = self._by_id.get(name)
         if session is None:
@@ -233,9 +234,9 @@ class _TraceReader:
             session.messages = len(line.messages)
         self._add(session, line, new_tokens)
 
-    def _take_whole(self, line: TraceLine) -> None:
-        """Take a session of AIPerf's with all of its turns; a leading one of the system is a
-        beginning that others may share.
+    def _take_session(self, line: TraceLine) -> None:
+        """Take in a session of AIPerf's with all of its turns; a first turn of role `system` is a
+        beginning that other sessions may share.
         """
         turns = [*(line.turns or [])]
         session = RecordedSession(f"trace {len(self.sessions)}")
@@ -263,7 +264,7 @@ class _TraceReader:
 
 
 def _beginnings(hash_ids: Sequence[int]) -> list[int]:
-    """Return a digest of the first block, of the first two, and so on."""
+    """Return the digest of the first block, of the first two blocks together, and so on."""
     digests = []
     digest = 0
     for block in hash_ids:
@@ -308,8 +309,8 @@ def _text_tokens(texts: Sequence[str] | Iterator[str]) -> int:
 
 
 def _pause_s(line: TraceLine | TraceTurn, session: RecordedSession) -> float:
-    """Return the pause before a turn: as the trace says it, else the time since the turn before,
-    in which its answer is.
+    """Return the pause before a turn as the trace says it, else the time since the turn before was
+    sent, which includes that one's answer.
     """
     pause_ms = 0.0
     if line.delay is not None:
@@ -320,7 +321,7 @@ def _pause_s(line: TraceLine | TraceTurn, session: RecordedSession) -> float:
 
 
 def held_in(script: SessionScript, window_tokens: int) -> SessionScript | None:
-    """Return the session up to the last turn that a window holds; None: not even the first."""
+    """Return the session up to the last turn that a window holds; None: it holds none."""
     limit = WINDOW_SHARE * window_tokens
     fitting = 0
     for prompt, turn in zip(script.prompts(), script.turns, strict=True):
@@ -354,5 +355,5 @@ def trace_sessions(
 
 
 def repeated(scripts: Sequence[SessionScript], count: int) -> list[SessionScript]:
-    """Return so many sessions: those of a trace, again from the first where it has fewer."""
+    """Return `count` sessions: those of a trace, again from the first where it has fewer."""
     return list(islice(cycle(scripts), count))

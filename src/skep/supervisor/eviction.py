@@ -22,10 +22,11 @@ from skep.config.gateway_messages import ModelUsage
 from skep.engines.base import Launch
 from skep.units import format_bytes
 
+# A *place* is what models take room of: a card, the system memory, or `COUNT`.
 UNLISTED = "the cards"  # stands for all cards, where they are not known
-CARDLESS = ("embedded", "fake", "simulated")
+CARDLESS = ("embedded", "fake", "simulated")  # engines that use no card
 WHOLE = 1 << 60  # bytes of a place whose size is not known
-COUNT = "models"  # a place that each model takes once: `max_loaded`
+COUNT = "models"  # a place with room for `max_loaded` models
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     max_loaded: int | None = None
     turn_s: float = 30.0  # a busy model stays loaded for at least this long
     quiet_s: float = 1.0  # a model that nobody has used since it was loaded is idle after so long
-    pause_s: float = 5.0  # and any other after so long: agents think between two turns
+    pause_s: float = 5.0  # one that was used is idle after so long: agents think meanwhile
 
     def limit(self, place: str) -> float:
         if place == COUNT:
@@ -129,7 +130,7 @@ class ModelState:
     loaded_at: float = 0.0
     used: bool = False  # since it was loaded
     unloads: int = 0
-    refusals: int = 0  # of requests, or of the user
+    refusals: int = 0  # of requests, or of the user's wish to load it
     gave_up: bool = False  # it failed at least once
     figures_at: float = float("-inf")  # when its newest figures were asked for
     busy: int = 0
@@ -177,7 +178,7 @@ class ModelState:
 
 
 class Eviction:
-    """The decider.
+    """Decides which models are loaded, drained and unloaded.
 
     The caller carries out every action returned; a repeated event repeats no action.
     """
@@ -222,12 +223,12 @@ class Eviction:
                 "takes less"
             )
         if taken:
-            beside = f" beside the pinned {names}; unpin them, or take"
+            advice = f" beside the pinned {names}; unpin them, or take"
         else:
-            beside = "; take"
+            advice = "; take"
         free = format_bytes(int(limit - taken))
         return (
-            f"`{model}` needs {format_bytes(need)} of {place}, which has {free}{beside} "
+            f"`{model}` needs {format_bytes(need)} of {place}, which has {free}{advice} "
             "a smaller quantization, context or number of slots"
         )
 
@@ -236,10 +237,10 @@ class Eviction:
     def become(self, specs: Iterable[ModelSpec], budget: MemoryBudget, now: float) -> list[Action]:
         """Apply the models and limits of a reload. Models that remain keep their state."""
         self._budget = budget
-        before = self.states
+        earlier_states = self.states
         self.states = {}
         for spec in specs:
-            state = before.get(spec.model) or ModelState(spec)
+            state = earlier_states.get(spec.model) or ModelState(spec)
             if state.spec.on_demand and not spec.on_demand and state.residency is Residency.OUT:
                 state.user_waits = True
                 self.queue[spec.model] = None
@@ -253,11 +254,11 @@ class Eviction:
         """Load the models that are not on demand, without a look at the room: the user vouches
         that they fit together.
         """
-        out = [state for state in self.states.values() if state.residency is Residency.OUT]
-        return [self._load(state, now) for state in out if not state.spec.on_demand]
+        unloaded = [state for state in self.states.values() if state.residency is Residency.OUT]
+        return [self._load(state, now) for state in unloaded if not state.spec.on_demand]
 
     def started(self, model: str, now: float) -> None:
-        """Note that a reload has started it, or the user by a replica's name."""
+        """Note that a reload has started a model, or the user by the name of a replica."""
         state = self.states.get(model)
         if state is not None and not state.residency.uses_memory:
             self._load(state, now)
@@ -324,7 +325,7 @@ class Eviction:
         return self.settle(now)
 
     def failed(self, model: str, why: str, now: float) -> list[Action]:
-        """Note that all its replicas were given up."""
+        """Note that all replicas of a model were given up."""
         state = self.states.get(model)
         running = (Residency.LOADING, Residency.IN, Residency.DRAINING)
         if state is None or state.residency not in running:
@@ -339,7 +340,9 @@ class Eviction:
         return [*actions, *self.settle(now)]
 
     def ended(self, model: str, now: float) -> list[Action]:
-        """Note that all its processes have ended, by an unload or by a reload while it drained."""
+        """Note that all processes of a model have ended, by an unload or by a reload while it was
+        drained.
+        """
         state = self.states.get(model)
         if state is None or not state.leaves:
             return []
@@ -348,7 +351,7 @@ class Eviction:
         return self.settle(now)
 
     def settle(self, now: float) -> list[Action]:
-        """Do what is due by now."""
+        """Return the actions that are due by now."""
         actions: list[Action] = []
         blocked: set[str] = set()  # places that an earlier model in the queue needs
         for model in list(self.queue):
@@ -357,15 +360,15 @@ class Eviction:
             if state.goes_when_idle and state.is_quiet(now, state.spec.idle_unload_s or 0.0):
                 actions.append(self._drain(state, now))
             elif state.residency is Residency.DRAINING:
-                has_answered = state.figures_at > state.drained_at and not state.busy
-                if has_answered:
+                is_drained = state.figures_at > state.drained_at and not state.busy
+                if is_drained:
                     actions.append(self._unload(state))
         return actions
 
     # Inside
 
     def _serve(self, state: ModelState, blocked: set[str], now: float) -> list[Action]:
-        """Load or refuse a queued model, or drain others for it."""
+        """Return what to do for a queued model: load it, refuse it, or drain others for it."""
         if state.residency is Residency.OUT and now < state.retry_at and not state.user_waits:
             why = state.why or "an earlier attempt failed"
             return [self._refuse_waiting(state, why, state.retry_at - now)]
@@ -385,7 +388,7 @@ class Eviction:
     def _victims(
         self, state: ModelState, present: list[ModelState], now: float
     ) -> list[ModelState]:
-        """Return the models to evict so that it fits; none if that would not suffice."""
+        """Return the models to evict so that this one fits; none if that would not suffice."""
         staying = [rival for rival in present if not rival.leaves]
         victims: list[ModelState] = []
         for rival in self._by_use(staying, now):
@@ -416,7 +419,7 @@ class Eviction:
         return [*idle, *turn_over]
 
     def _lacking(self, state: ModelState, present: Iterable[ModelState]) -> list[str]:
-        """Return the places that do not have the room it needs beside these."""
+        """Return the places without the room that a model needs beside those present."""
         taken: Counter[str] = Counter()
         for rival in present:
             taken.update(rival.spec.needs)

@@ -29,8 +29,8 @@ from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
 
 _now = time.monotonic
-DONE = {ReplicaState.READY, ReplicaState.FAILED}
-# The state of a model as the gateway has it; of the other residencies: "unloading".
+DONE = {ReplicaState.READY, ReplicaState.FAILED}  # a start has ended, well or not
+# How the gateway is told the state of a model; for the residencies not listed: "unloading".
 GATEWAY_STATES = {
     Residency.LOADING: "loading",
     Residency.OUT: "unloaded",
@@ -56,7 +56,7 @@ class ModelLoader:
     status: Callable[[], Awaitable[GatewayStatus | None]]
     say: Callable[[LoadFailed], None]
     changed: Callable[[], None]
-    # As the gateway has it.
+    # The models that are not loaded, as the gateway was told last.
     unloaded: dict[str, UnloadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class ModelLoader:
         not on demand.
         """
         specs = model_specs(launches, budget.room)
-        self._do(self._eviction.become(specs, budget, _now()))
+        self._carry_out_and_publish(self._eviction.become(specs, budget, _now()))
         if begin:
             self._eviction.begin(_now())
         else:
@@ -121,16 +121,18 @@ class ModelLoader:
             asked_at = _now()
             status = await self.status()
             if status is not None and status.models:
-                self._do(self._eviction.take_figures(status.models, asked_at, _now()))
+                self._carry_out_and_publish(
+                    self._eviction.take_figures(status.models, asked_at, _now())
+                )
             else:
-                self._do(self._eviction.settle(_now()))
+                self._carry_out_and_publish(self._eviction.settle(_now()))
 
     # Events
 
     def requested(self, model: str) -> None:
         """Load a model that the gateway has requests for."""
         if not self._stopped and model in self._eviction.states:
-            self._do(self._eviction.requested(model, _now()))
+            self._carry_out_and_publish(self._eviction.requested(model, _now()))
 
     def look(self) -> None:
         """Derive the state of each model from its replicas, and act on it; called after every
@@ -151,7 +153,7 @@ class ModelLoader:
         members = self.replica_set.of_model(model)
         states = self._states_of(self._awake(members))
         if state.residency is Residency.DRAINING:
-            # A replica that restarted meanwhile gets nothing either.
+            # A replica that restarted while its model is drained gets no request either.
             self.replica_set.hold(model)
         if state.leaves and members and not states:
             return self._eviction.ended(model, _now())
@@ -166,7 +168,7 @@ class ModelLoader:
         return []
 
     def _note_start(self, state: ModelState) -> None:
-        """Note that a reload or the user has started it, and let it serve."""
+        """Note that a reload or the user has started a model, and let it serve."""
         if not state.residency.uses_memory:
             self.replica_set.release(state.model)
             self._eviction.started(state.model, _now())
@@ -192,22 +194,22 @@ class ModelLoader:
     async def load(self, model: str, *, wait: bool = False) -> Message:
         state = self._state(model)
         refusals = state.refusals
-        self._do(self._eviction.requested(model, _now(), by_user=True))
+        self._carry_out_and_publish(self._eviction.requested(model, _now(), by_user=True))
         while wait and state.residency is not Residency.IN and state.refusals == refusals:
             await self._until_moved(state)
         if wait and state.residency is not Residency.IN:
             hint = "`skep logs NAME` shows what its replicas said"
             raise EngineError(f"`{model}` cannot be loaded: {state.why}", hint=hint)
-        return self._answer(state)
+        return self._reply(state)
 
     async def unload(self, model: str, *, wait: bool = False) -> Message:
         """Unload a model once it is idle."""
         state = self._state(model)
         unloads = state.unloads
-        self._do(self._eviction.unload(model, _now()))
+        self._carry_out_and_publish(self._eviction.unload(model, _now()))
         while wait and state.residency.uses_memory and state.unloads == unloads:
             await self._until_moved(state)
-        return self._answer(state)
+        return self._reply(state)
 
     # Inside
 
@@ -223,15 +225,15 @@ class ModelLoader:
         if self._eviction.states.get(state.model) is not state:
             raise EngineError(f"`{state.model}` is not served any more", hint="see `skep ps`")
 
-    def _answer(self, state: ModelState) -> Message:
-        out = state.residency is Residency.OUT
+    def _reply(self, state: ModelState) -> Message:
+        is_out = state.residency is Residency.OUT
         return {
             "ok": True,
             "model": state.model,
-            "state": self._gateway_state(state) if out else state.residency.value,
+            "state": self._gateway_state(state) if is_out else state.residency.value,
         }
 
-    def _do(self, actions: list[Action]) -> None:
+    def _carry_out_and_publish(self, actions: list[Action]) -> None:
         """Carry the actions out, and publish what they change."""
         self._carry_out(actions)
         if actions or self.dormant() != self.unloaded:
@@ -241,10 +243,10 @@ class ModelLoader:
     def _carry_out(self, actions: list[Action]) -> None:
         if not self._stopped:
             for action in actions:
-                self._act(action)
+                self._carry_out_one(action)
         self._moved.set()
 
-    def _act(self, action: Action) -> None:
+    def _carry_out_one(self, action: Action) -> None:
         model = action.model
         match action.act:
             case Act.LOAD:

@@ -33,7 +33,7 @@ PROBE_TIMEOUT_S = 5.0
 SHOWN_MODELS = 8
 SHOWN_NAME = 80  # characters of a name that a server gives
 LONGEST_NAME = 1024  # characters of a model's name: the gateway takes no longer one from a client
-# Of a document: while it is parsed, no other thread gets a turn.
+# In a document: while it is parsed, no other thread gets a turn.
 MOST_VALUES = 100_000
 RUNNING = {"vllm:num_requests_running": "vllm", "sglang:num_running_reqs": "sglang"}  # in /metrics
 
@@ -59,7 +59,7 @@ class UpstreamReplica(ReplicaMember):
 
     @property
     def model(self) -> str:
-        """The model; empty until it is given or found."""
+        """The name of the model; empty until the settings or the server give it."""
         return self.launch.model or self.engine.model
 
     @property
@@ -110,7 +110,7 @@ class UpstreamReplica(ReplicaMember):
 
 
 async def probe_upstream(launch: Launch) -> UpstreamInfo:
-    """Return which model it serves, what it is, and how it reports busy slots.
+    """Return which model a server serves, what engine it is, and how it reports busy slots.
 
     Raise UpstreamUnavailable.
     """
@@ -139,7 +139,7 @@ async def probe_upstream(launch: Launch) -> UpstreamInfo:
 
 
 def _is_simulated(entry: Mapping[str, Any]) -> bool:
-    """Return whether a list of models says so, as another skep and the fake engine do."""
+    """Return whether a model is listed as simulated, as another skep and the fake engine do."""
     if entry.get("owned_by") == "skep-fake":
         return True
     facts = entry.get("skep")
@@ -159,8 +159,8 @@ async def _fetch_models(pool: Pool, headers: Mapping[str, str]) -> HttpResponse:
 
 async def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, Any]]:
     if answer.status in (401, 403):
-        asks = f"it requires an API key (HTTP {answer.status} from /v1/models)"
-        raise UpstreamUnavailable(f"{asks}: name its variable with `key_env`")
+        reason = f"it requires an API key (HTTP {answer.status} from /v1/models)"
+        raise UpstreamUnavailable(f"{reason}: name its variable with `key_env`")
     if answer.status in (404, 405, 501) and given:
         return {}  # it has no list; the name was given
     if answer.status != 200:

@@ -50,34 +50,36 @@ def pieces_of(file: str, text: str, most_chars: int) -> list[FilePiece]:
     """Cut a text into pieces of at most `most_chars` characters. A blank text has none."""
     # At line feeds alone, as editors and `grep -n` count lines.
     lines = text.removesuffix("\n").split("\n")
-    ends = [0, *accumulate(len(line) + 1 for line in lines)]  # characters before each line
+    offsets = [0, *accumulate(len(line) + 1 for line in lines)]  # characters before each line
     pieces: list[FilePiece] = []
     begin = 0
     while begin < len(lines):
-        end = _cut(lines, ends, begin, most_chars)
-        whole = "\n".join(lines[begin:end])
+        end = _cut(lines, offsets, begin, most_chars)
+        piece_text = "\n".join(lines[begin:end])
         ref = f"{file}:{begin + 1}-{end}"
         begin = end
-        if whole.strip() and len(whole) > most_chars:  # one line
-            parts = [whole[at : at + most_chars] for at in range(0, len(whole), most_chars)]
+        if piece_text.strip() and len(piece_text) > most_chars:  # one line
+            parts = [
+                piece_text[at : at + most_chars] for at in range(0, len(piece_text), most_chars)
+            ]
             pieces += [
                 FilePiece(f"{ref} ({number}/{len(parts)})", part)
                 for number, part in enumerate(parts, 1)
             ]
-        elif whole.strip():
-            pieces.append(FilePiece(ref, whole))
+        elif piece_text.strip():
+            pieces.append(FilePiece(ref, piece_text))
     return pieces
 
 
-def _cut(lines: list[str], ends: list[int], begin: int, most_chars: int) -> int:
-    """Return where the piece that begins here ends: the last of the best borders in the second
-    half of what fits.
+def _cut(lines: list[str], offsets: list[int], begin: int, most_chars: int) -> int:
+    """Return the line before which the piece from line `begin` on ends: the last of the best
+    borders in the second half of what fits.
     """
-    longest = bisect_right(ends, ends[begin] + most_chars + 1) - 1
-    if longest >= len(lines):
+    last_border = bisect_right(offsets, offsets[begin] + most_chars + 1) - 1
+    if last_border >= len(lines):
         return len(lines)
-    soonest = bisect_left(ends, ends[begin] + most_chars // 2)
-    borders = range(max(begin + 1, soonest), longest + 1)
+    first_border = bisect_left(offsets, offsets[begin] + most_chars // 2)
+    borders = range(max(begin + 1, first_border), last_border + 1)
     return max(
         borders, key=lambda end: (_rank(lines[end - 1], lines[end]), end), default=begin + 1
     )
@@ -97,7 +99,8 @@ def _rank(before: str, line: str) -> int:
 
 
 LARGEST_BYTES = 2 << 20
-_LOOK_BYTES = 8 << 10
+_LOOK_BYTES = 8 << 10  # a NUL in these first bytes: the file is no text
+# Folders whose files a pattern does not name: packages, and what tools keep.
 PASSED_BY = frozenset({".git", "node_modules", "__pycache__", "venv", "site-packages"})
 
 
@@ -177,22 +180,22 @@ def _beginning(root: Path, pattern: str, *, outside: bool) -> tuple[Path, PurePo
             f"`{pattern}` leads out of {root}",
             hint="start skep in the folder that the files are in",
         )
-    signs = (place for place, part in enumerate(path.parts) if set("*?[") & set(part))
-    first_sign = next(signs, len(path.parts))
-    if ".." in path.parts[first_sign:]:
+    wildcards = (place for place, part in enumerate(path.parts) if set("*?[") & set(part))
+    first_wildcard = next(wildcards, len(path.parts))
+    if ".." in path.parts[first_wildcard:]:
         raise UserError(
             f"`{pattern}` has `..` behind a `*`", hint="begin the pattern with the folder itself"
         )
-    folder = root.joinpath(*path.parts[:first_sign]).resolve()
-    rest = PurePosixPath(*path.parts[first_sign:])
+    folder = root.joinpath(*path.parts[:first_wildcard]).resolve()
+    rest = PurePosixPath(*path.parts[first_wildcard:])
     if folder.is_dir():
         return folder, rest
     return folder.parent, PurePosixPath(folder.name) / rest
 
 
 def _names(root: Path, pattern: PurePosixPath) -> Iterable[str]:
-    """Yield the files that a pattern names, relative to the root: hidden ones only where it names
-    such, packages never.
+    """Yield the files that a pattern names, relative to the root: hidden ones only where the
+    pattern names hidden ones, those in folders of `PASSED_BY` never.
     """
     if (root / pattern).is_dir():
         pattern = pattern / "**" / "*"
@@ -222,30 +225,32 @@ async def context_of(client: SwarmClient) -> int | None:
 
 
 async def chars_per_token(client: SwarmClient, texts: list[str]) -> float:
-    """Return how many characters a token has, counted on a sample of these very texts by a request
-    of one token; else a careful guess.
+    """Return how many characters a token has, measured on a sample of the texts by a request for
+    one token; else a careful guess.
     """
-    share = max(SAMPLE_CHARS // max(len(texts), 1), LEAST_SAMPLE)
-    beginnings = [text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE]]
+    chars_each = max(SAMPLE_CHARS // max(len(texts), 1), LEAST_SAMPLE)
+    beginnings = [text[:chars_each] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE]]
     sample = "\n".join(beginnings)[:SAMPLE_CHARS]
     if len(sample) < LEAST_SAMPLE:
         return CHARS_PER_TOKEN
     messages = [{"role": "user", "content": sample}]
     tokens = (await client.ask(messages, fields={"max_tokens": 1}, timeout_s=60.0)).prompt_tokens
+    # A count of more than 12 characters a token is not believed.
     if tokens and tokens * 12 >= len(sample):
         return max(0.5, MARGIN * len(sample) / tokens)
     return CHARS_PER_TOKEN
 
 
-UNKNOWN_CONTEXT = 2_048  # tokens; what skep's embedded engine gives a slot unless told
+UNKNOWN_CONTEXT = 2_048  # tokens; what skep's embedded engine gives a slot by default
 # where the context is unknown
 UNKNOWN_CHUNK = 1_000
 UNKNOWN_ANSWER = 512
-# Tokens: two paragraphs; of a small context an answer takes no more than an eighth.
+# Tokens, about two paragraphs. An answer gets an eighth of the context, but no less than this;
+# of a small context no more than a quarter.
 LEAST_ANSWER = 256
 MOST_CHUNK = 6_000  # models lose details in more, however large their context is
 MOST_ANSWER = 2_048
-PROMPT_TOKENS = 350  # of what stands around the material
+PROMPT_TOKENS = 350  # of the texts around the material
 # tokens of a plan, with room for a model that thinks first
 LEAST_PLAN = 256
 MOST_PLAN = 4_096
@@ -255,7 +260,7 @@ TEMPERATURE = 0.2  # the same goal should give about the same answer
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """What fits, in characters: tokens are the engine's, texts are ours."""
+    """What fits into a context: texts are cut by characters, answers are limited by tokens."""
 
     chunk_chars: int  # of one task's material
     merge_chars: int  # of the answers that are merged at once
@@ -300,7 +305,7 @@ class GoalSplit(msgspec.Struct, frozen=True):
 
 @cache
 def _packaged(name: str) -> Any:
-    """Return a TOML or JSON file of this package."""
+    """Return the content of a TOML or JSON file of this package."""
     text = resources.files("skep.swarm").joinpath(name).read_text(encoding="utf-8")
     if name.endswith(".json"):
         return json.loads(text)
@@ -316,13 +321,15 @@ def messages_of(prompt: str, **values: object) -> tuple[dict[str, str], ...]:
 
 
 def material(texts: Iterable[tuple[str, str]]) -> str:
-    """Return named texts between marks; marks inside of a text are bent, so that it cannot end
-    early.
+    """Return named texts between marks; marks inside a text are replaced by others, so that it
+    cannot end early.
     """
-    return "\n\n".join(f"<<< {_bent(name)}\n{_bent(text)}\n>>>" for name, text in texts)
+    return "\n\n".join(
+        f"<<< {_without_marks(name)}\n{_without_marks(text)}\n>>>" for name, text in texts
+    )
 
 
-def _bent(text: str) -> str:
+def _without_marks(text: str) -> str:
     return text.replace("<<<", "‹‹‹").replace(">>>", "›››")
 
 
@@ -367,7 +374,7 @@ async def split_goal(
     timeout_s: float,
     say: Say,
 ) -> GoalSplit:
-    """Split a goal as wished; by rule without an endpoint."""
+    """Split a goal by rule or by the model; without an endpoint by rule."""
     if endpoint is None:
         sizes = sizes_of(None, CHARS_PER_TOKEN, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
         return split_by_rule(goal, sources, sizes)
@@ -388,7 +395,10 @@ async def split_goal(
 def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = None) -> GoalSplit:
     """Ask the goal of every piece of every file."""
     return GoalSplit(
-        _checked(_a_part_each(goal, sources.texts, sources, sizes)), sizes, by_model=False, why=why
+        _checked(_part_for_each_piece(goal, sources.texts, sources, sizes)),
+        sizes,
+        by_model=False,
+        why=why,
     )
 
 
@@ -409,7 +419,7 @@ async def split_by_model(
         "ask_plan_schema.json",
         lambda plan: split_of(plan, goal, sources, sizes),
     )
-    split, why = await _planned(plan_request, client, context, timeout_s, say)
+    split, why = await _ask_for_plan(plan_request, client, context, timeout_s, say)
     return split or split_by_rule(goal, sources, sizes, why[:400])
 
 
@@ -424,7 +434,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     split_of: Callable[[Any], GoalSplit]
 
 
-async def _planned(
+async def _ask_for_plan(
     request: PlanRequest, client: SwarmClient, context: int | None, timeout_s: float, say: Say
 ) -> tuple[GoalSplit | None, str]:
     """Return the split that the model plans; None, and why, where no plan can be used."""
@@ -468,8 +478,8 @@ async def plan_goal(
     timeout_s: float,
     say: Say,
 ) -> GoalSplit:
-    """Split a goal without files into at most `most` tasks that the model plans; one task where no
-    plan can be used.
+    """Split a goal without files into at most `max_tasks` tasks that the model plans; one task
+    where no plan can be used.
     """
     async with aclosing(SwarmClient(endpoint, timeout_s=timeout_s)) as client:
         context = await context_of(client)
@@ -492,7 +502,7 @@ async def plan_goal(
 
         messages = messages_of("plan_without_files", goal=goal, most=max_tasks)
         plan_request = PlanRequest(messages, "ask_goal_schema.json", split_of_goal)
-        split, why = await _planned(plan_request, client, context, timeout_s, say)
+        split, why = await _ask_for_plan(plan_request, client, context, timeout_s, say)
         return split or GoalSplit((GoalPart("1", goal, ()),), sizes, by_model=False, why=why[:400])
 
 
@@ -516,26 +526,26 @@ def _task_id(number: int, planned: Any) -> str:
 
 
 def planner_messages(goal: str, sources: Sources, sizes: Sizes) -> tuple[dict[str, str], ...]:
-    sized = (
+    file_lines = (
         f"- {name} ({len(text) / sizes.chars_per_token:.0f})"
         for name, text in sources.texts.items()
     )
     fits = int(sizes.chunk_chars / sizes.chars_per_token)
-    return messages_of("plan", goal=goal, files="\n".join(sized), fits=fits)
+    return messages_of("plan", goal=goal, files="\n".join(file_lines), fits=fits)
 
 
 def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
     """Turn a plan that meets the schema into tasks, or raise UserError.
 
-    A file in no task gets its own.
+    A file that is in no task gets a task of its own.
     """
     parts: list[GoalPart] = []
-    named: set[str] = set()
+    files_in_tasks: set[str] = set()
     for number, planned in enumerate(plan["tasks"], 1):
         name = _task_id(number, planned)
         objective = _objective(planned, name)
-        files = _named(planned["files"], list(sources.texts), name)
-        named.update(files)
+        files = _resolve_files(planned["files"], list(sources.texts), name)
+        files_in_tasks.update(files)
         pieces = [
             piece
             for file in files
@@ -551,8 +561,8 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
             GoalPart(id_, objective, tuple(bundle))
             for id_, bundle in zip(ids, bundles, strict=True)
         ]
-    unnamed_files = [name for name in sources.texts if name not in named]
-    parts += _a_part_each(goal, unnamed_files, sources, sizes)
+    unnamed_files = [name for name in sources.texts if name not in files_in_tasks]
+    parts += _part_for_each_piece(goal, unnamed_files, sources, sizes)
     why = None
     if unnamed_files:
         unnamed = f"{len(unnamed_files)} of {len(sources.texts)} files were in no task"
@@ -560,24 +570,24 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
     return GoalSplit(_checked(parts), sizes, by_model=True, why=why)
 
 
-def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
+def _resolve_files(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
     """Resolve names, patterns and unique endings of names.
 
     Raise UserError for a file that was not given.
     """
     resolved: list[str] = []
-    for written in files:
-        ref = written.strip().removeprefix("./")
+    for reference in files:
+        ref = reference.strip().removeprefix("./")
         matched = [name for name in names if name == ref or fnmatchcase(name, ref)]
-        ending = [name for name in names if name.endswith(f"/{ref}")]
-        if not matched and len(ending) != 1:
+        with_ending = [name for name in names if name.endswith(f"/{ref}")]
+        if not matched and len(with_ending) != 1:
             raise UserError(f"task `{task}`: `{ref[:80]}` is not one of the given files")
-        resolved += matched or ending
+        resolved += matched or with_ending
     return list(dict.fromkeys(resolved))
 
 
 def packed(items: Sequence[Item], sizes: Sequence[int], limit: int) -> list[list[Item]]:
-    """Group neighbours, as many as fit together. One that fits with no other stays alone."""
+    """Group neighbours, as many as fit together. An item that fits with no other stays alone."""
     groups: list[list[Item]] = []
     room = 0
     for item, size in zip(items, sizes, strict=True):
@@ -589,7 +599,7 @@ def packed(items: Sequence[Item], sizes: Sequence[int], limit: int) -> list[list
     return groups
 
 
-def _a_part_each(
+def _part_for_each_piece(
     goal: str, names: Iterable[str], sources: Sources, sizes: Sizes
 ) -> list[GoalPart]:
     pieces = [

@@ -11,18 +11,18 @@ from enum import Enum
 
 import msgspec
 
-FIRST = 4
-MOST = 256
+FIRST = 4  # level of a search that begins without a hint
+MOST = 256  # level of a search
 GAIN = 0.05  # of the rate, that a doubling must bring
 SMALL_GAIN = 0.025  # that a smaller step must bring
-WINDOW_S = 0.5
+WINDOW_S = 0.5  # in which a rate is measured, at least
 LONGEST_WINDOW_S = 3.0
-LONGEST_UNSTREAMED_S = 30.0
+LONGEST_UNSTREAMED_S = 30.0  # of a window, where the server does not stream
 FEWEST_TOKENS = 24  # in a window
 SETTLE_S = 1.0  # at most, for those added to begin to stream, unless the others took longer
-AGAIN_S = 10.0
+AGAIN_S = 10.0  # until a step up is tried again; doubled while it brings nothing
 LONGEST_AGAIN_S = 120.0
-NEWEST = 0.3  # the weight of the newest window in what is held to be the rate
+NEWEST = 0.3  # weight of the newest window in the rate of a level that is held
 
 
 class ConcurrencySample(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class ConcurrencySearch:
         self.phase = Phase.UP if hint is None else Phase.HOLD
         self.level = max(1, min(max_level, FIRST if hint is None else hint))
         self._best: tuple[int, float] | None = None
-        self._since = 0.0  # of this level
+        self._since = 0.0  # when this level began
         self._window: tuple[float, int] | None = None  # begun at, tokens by then
         self._again_s = AGAIN_S
         self._held_since: float | None = None
@@ -71,7 +71,7 @@ class ConcurrencySearch:
         if sample.waiting == 0:
             self._since = sample.now
         if sample.waiting == 0 or sample.in_flight < self.level:
-            self._window = None  # it is not for want of agents that no more tokens arrive
+            self._window = None  # fewer run than the level allows: their rate says nothing of it
         elif self._window is None:
             if self._is_settled(sample):
                 self._window = (sample.now, sample.tokens)
@@ -100,9 +100,9 @@ class ConcurrencySearch:
         if is_unstreamed and window_s < LONGEST_UNSTREAMED_S:
             return  # of a server that does not stream, nothing is known before an answer has ended
         self._window = (sample.now, sample.tokens)
-        self._measured(window_tokens / window_s, sample.now)
+        self._take_rate(window_tokens / window_s, sample.now)
 
-    def _measured(self, rate: float, now: float) -> None:
+    def _take_rate(self, rate: float, now: float) -> None:
         best = self._best
         if self.phase is Phase.UP and (best is None or rate > best[1] * (1 + GAIN)):
             self._best = (self.level, rate)
@@ -114,7 +114,7 @@ class ConcurrencySearch:
         elif self.phase is Phase.UP:
             self._move(best[0], Phase.HOLD, now)
         elif self.phase is Phase.HOLD:
-            self._held(rate, now, *best)
+            self._hold(rate, now, *best)
         else:
             if rate > best[1] * (1 + SMALL_GAIN):
                 self._again_s = AGAIN_S / 2
@@ -123,7 +123,7 @@ class ConcurrencySearch:
                 self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
             self._move(best[0], Phase.HOLD, now)
 
-    def _held(self, rate: float, now: float, level: int, best_rate: float) -> None:
+    def _hold(self, rate: float, now: float, level: int, best_rate: float) -> None:
         if self._held_since is None:
             self._held_since = now
         self._best = (level, best_rate + NEWEST * (rate - best_rate))
@@ -148,12 +148,12 @@ def _window_length(sample: ConcurrencySample) -> float:
     return max(WINDOW_S, min(sample.task_s, longest))
 
 
-MOST_BACKLOG = 16
-CUT = 0.8
+MOST_BACKLOG = 16  # tasks in the endpoint's queue
+CUT = 0.8  # of the attempts under way at a refusal: the limit after it
 EPISODE_S = 1.0  # refusals so close together have one cause
-RECOVER_S = 0.5
+RECOVER_S = 0.5  # until the limit is raised; doubled if about as many are refused again
 LONGEST_RECOVER_S = 30.0
-GROWTH = 1.25
+GROWTH = 1.25  # of the limit, each time
 
 
 class EndpointSlots(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ class EndpointSlots(msgspec.Struct, frozen=True):
 class ConcurrencyLimit:
     """The limit of attempts at once: at least 1, at most `cap`.
 
-    Nothing may start while a Retry-After runs.
+    While a Retry-After runs and no attempt is under way, none may start.
     """
 
     def __init__(self, endpoint_slots: EndpointSlots, cap: int | None = None) -> None:
@@ -177,7 +177,7 @@ class ConcurrencyLimit:
         else:
             self._search = self._new_search(endpoint_slots)
         self._ceiling: float | None = None
-        self._refused_at: float | None = None  # how many were under way
+        self._in_flight_at_refusal: float | None = None  # attempts under way at the last refusal
         self._cut_at = self._raised_at = float("-inf")
         self._recover_s = RECOVER_S
         self._hold_until = float("-inf")
@@ -209,7 +209,7 @@ class ConcurrencyLimit:
         return self.limit
 
     def update_slots(self, endpoint_slots: EndpointSlots) -> None:
-        """Take the slots that the endpoint tells now: replicas start and stop."""
+        """Take in the slots that the endpoint has now: replicas start and stop."""
         if endpoint_slots.is_gateway:
             self._search = None
         elif self._search is None or (
@@ -219,17 +219,20 @@ class ConcurrencyLimit:
         self._slots = endpoint_slots
 
     def refused(self, now: float, in_flight: int, retry_after_s: float | None) -> None:
-        """429 or 503. `in_flight`: with the one refused."""
+        """Lower the limit after a 429 or 503. `in_flight`: the refused attempt included."""
         if retry_after_s is not None:
             self._hold_until = max(self._hold_until, now + retry_after_s)
         if now - self._cut_at < EPISODE_S:
             return
-        again = self._refused_at is not None and in_flight >= CUT * self._refused_at
-        if again:
+        is_same_level = (
+            self._in_flight_at_refusal is not None
+            and in_flight >= CUT * self._in_flight_at_refusal
+        )
+        if is_same_level:
             self._recover_s = min(2 * self._recover_s, LONGEST_RECOVER_S)
         else:
             self._recover_s = RECOVER_S
-        self._refused_at = in_flight
+        self._in_flight_at_refusal = in_flight
         self._ceiling = max(1.0, CUT * min(self.limit, in_flight))
         self._cut_at = self._raised_at = now
         if self._search is not None and self._search.level > self._ceiling:
@@ -240,7 +243,7 @@ class ConcurrencyLimit:
         self._ceiling = None
         self._hold_until = float("-inf")
         self._recover_s = RECOVER_S
-        self._refused_at = None
+        self._in_flight_at_refusal = None
 
     def look(self, sample: ConcurrencySample) -> None:
         if self._search is not None:
@@ -250,10 +253,10 @@ class ConcurrencyLimit:
         self._raised_at = sample.now
         self._ceiling = max(self._ceiling + 1, self._ceiling * GROWTH)
         if self._search is None:
-            enough = self._target()
+            unlimited_from = self._target()
         else:
-            enough = 2 * self._search.level
-        if self._ceiling >= enough:
+            unlimited_from = 2 * self._search.level
+        if self._ceiling >= unlimited_from:
             self._ceiling = None
 
     def _target(self) -> int:
@@ -271,7 +274,7 @@ class ConcurrencyLimit:
 
 
 def backlog_of(slots: int) -> int:
-    """Return how many wait in the endpoint's queue: those that end at the same moment are followed
-    at once.
+    """Return how many tasks should wait in the endpoint's queue, so that slots which become free
+    at the same moment are taken at once.
     """
     return min(MOST_BACKLOG, max(min(slots, 2), -(-slots // 4)))

@@ -1,9 +1,10 @@
-"""Which task next, which again, which has failed. Pure: events in, actions out; no clock, no I/O.
+"""Which task is sent next, which is sent again, which has failed. Pure: events in, actions out; no
+clock, no I/O.
 
 Every task ends in exactly one result. What is the endpoint's fault costs a task none of its tries.
 A task that is under way again and again when the connection breaks is a suspect: suspects are sent
-one at a time, so that a break has a culprit, whom it costs a try. Times are of one steady clock;
-`epoch` turns them into unix seconds for the records."""
+one at a time, so that a break is known to be the fault of one task and costs it a try. Times
+are of one steady clock; `epoch` turns them into unix seconds for the records."""
 
 from __future__ import annotations
 
@@ -47,9 +48,9 @@ class GiveUp(msgspec.Struct, frozen=True):
 class Outage:
     """Whether the endpoint answers, when to probe it, and when to give up.
 
-    *Away*: nobody answers; nothing is sent, and one look at a time finds out when it is back.
-    Else, since its last good answer, it may have answered with nothing of use (refusals, broken
-    streams). Either, for the whole deadline, ends the session."""
+    *Away*: nobody answers; nothing is sent, and one probe at a time finds out when it is back.
+    An endpoint that is not away may give nothing of use (refusals, broken streams). A session ends
+    when either has lasted for the whole deadline."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -57,14 +58,14 @@ class Outage:
         self.since: float | None = None  # without a good answer
         self.why: str | None = None
         self.errors_in_row = 0  # since the last good answer
-        self._looking = False
-        self._look_at: float | None = None
+        self._is_probing = False
+        self._probe_at: float | None = None
         self._pause_s = FIRST_LOOK_S
         self._refused_key = False
 
     @property
     def wake_at(self) -> float | None:
-        return None if self._looking else self._look_at
+        return None if self._is_probing else self._probe_at
 
     def attempt_ended(
         self, error_kind: ErrorKind | None, error: str | None, now: float, *, answered: bool
@@ -78,8 +79,8 @@ class Outage:
             self.is_away = False
             self.errors_in_row = 0
             self._pause_s = FIRST_LOOK_S
-            if not self._looking:
-                self._look_at = None
+            if not self._is_probing:
+                self._probe_at = None
             return
         if error_kind is not ErrorKind.TRY:
             self.errors_in_row += 1
@@ -95,12 +96,12 @@ class Outage:
 
     def doubt(self, now: float) -> None:
         """Have the endpoint probed; what is under way goes on meanwhile."""
-        if self._look_at is None:
-            self._look_at = now
+        if self._probe_at is None:
+            self._probe_at = now
 
     def probed(self, why: str | None, now: float) -> None:
-        self._looking = False
-        self._look_at = None
+        self._is_probing = False
+        self._probe_at = None
         if why is None:
             if self.is_away:
                 self.since = None
@@ -111,11 +112,13 @@ class Outage:
         self.is_away = True
         if self.since is None:
             self.since = now
-        self._look_at = now + self._pause_s
+        self._probe_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
 
     def step(self, now: float, *, quiet: bool) -> list[ProbeEndpoint | GiveUp]:
-        """`quiet`: none of the answers under way has begun."""
+        """Return a probe or the end of the session, where it is due. `quiet`: none of the answers
+        under way has begun.
+        """
         why = self.why or "it does not answer"
         if self._refused_key:
             return [GiveUp(why, None)]
@@ -125,14 +128,14 @@ class Outage:
             and now - self.since >= self._deadline_s
         ):
             return [GiveUp(why, now - self.since)]
-        if self._look_at is not None and now >= self._look_at and not self._looking:
-            self._looking = True
+        if self._probe_at is not None and now >= self._probe_at and not self._is_probing:
+            self._is_probing = True
             return [ProbeEndpoint()]
         return []
 
 
-FREE_BREAKS = 2  # that nobody blames on the task
-SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
+FREE_BREAKS = 2  # of a connection, before its task is a suspect
+SILENT_S = 30.0  # without a token of any answer under way, before the endpoint is probed
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -145,7 +148,7 @@ class Start(msgspec.Struct, frozen=True):
     why: Why
     complaint: str | None
     started: float
-    blamed: bool = False  # the only suspect under way: a break is its own
+    blamed: bool = False  # the only suspect under way: a break is its fault
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -162,12 +165,12 @@ class Pending:
     """A task without a result, with what was done for it, by earlier sessions too."""
 
     task: Task
-    attempts: int = 0  # the number of the last
-    tries: int = 0  # that count
+    attempts: int = 0  # so far
+    tries: int = 0  # attempts that count against `SwarmRunOptions.tries`
     breaks: int = 0
     first_at: float | None = None  # unix seconds
     place: int = 0  # in the input's order
-    errors_in_row: int = 0  # of the last kind
+    errors_in_row: int = 0  # of the kind `last_error`
     last_error: ErrorKind | None = None
     complaint: str | None = None
 
@@ -196,13 +199,13 @@ class TaskSchedule:
         self.outage = Outage(options.deadline_s)
         self.leases: dict[int, Start] = {}
         self._jobs: dict[str, Pending] = {}  # without a result
-        self._ready: list[tuple[int, str]] = []  # by place
-        self._later: dict[str, float] = {}  # when it is ready
-        self._suspects: deque[str] = deque()  # ready
+        self._ready: list[tuple[int, str]] = []  # a heap of places and ids
+        self._later: dict[str, float] = {}  # by id: when the task is ready again
+        self._suspects: deque[str] = deque()  # ids, ready
         self._placed = 0
         self._last_lease = 0
-        self._heard = 0  # of all under way, when it last changed
-        self._heard_at = float("-inf")
+        self._heard_tokens = 0  # tokens of all answers under way
+        self._heard_at = float("-inf")  # when their number last changed
         self.add(pending)
 
     @property
@@ -238,8 +241,8 @@ class TaskSchedule:
         `heard`: tokens so far, by lease.
         """
         counts = heard or {}
-        if sum(counts.values()) != self._heard or not self.leases:
-            self._heard = sum(counts.values())
+        if sum(counts.values()) != self._heard_tokens or not self.leases:
+            self._heard_tokens = sum(counts.values())
             self._heard_at = now
         elif now - self._heard_at >= SILENT_S:
             self.outage.doubt(now)
@@ -274,7 +277,7 @@ class TaskSchedule:
         if is_blamed_break or error_kind in (None, ErrorKind.TRY, ErrorKind.FINAL):
             job.tries += 1
         if error_kind is None:
-            return [self._settled(job, start, AttemptOutcome.DONE, attempt_result, now)]
+            return [self._settle(job, start, AttemptOutcome.DONE, attempt_result, now)]
         if job.last_error is not error_kind:
             job.errors_in_row = 0
         job.errors_in_row += 1
@@ -286,7 +289,7 @@ class TaskSchedule:
             outcome = AttemptOutcome.REJECTED
             job.complaint = attempt_result.error
         if job.tries >= self._options.tries or error_kind is ErrorKind.FINAL:
-            return [self._settled(job, start, outcome, attempt_result, now)]
+            return [self._settle(job, start, outcome, attempt_result, now)]
         pause_s = wait_s(error_kind, job.errors_in_row, self._rng, attempt_result.retry_after_s)
         self._later[job.task.id] = now + pause_s
         return [Recorded(self._attempt(start, outcome, attempt_result, now))]
@@ -363,7 +366,7 @@ class TaskSchedule:
         self.leases[start.lease] = start
         return start
 
-    def _settled(
+    def _settle(
         self,
         job: Pending,
         start: Start,

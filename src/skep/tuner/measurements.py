@@ -30,17 +30,16 @@ from skep.tuner.records import (
 from skep.units import Interval
 
 _LEVEL = 1.0  # how far the planner may be off altogether
-# with one knob's value: at least, and of what it predicts
-_OFF = 0.06
-_OFF_SHARE = 0.35
+# How far it may be off with the effect of one knob's value.
+_OFF = 0.06  # at least
+_OFF_SHARE = 0.35  # of the effect that it foresees, on top
 _MOST_OFF = 0.5
-# deviations: of two knobs that interact, of a configuration by itself, of a round
-_PAIR = 0.05
-_OWN = 0.01
-_COMMON = 0.02
-# neighbours on a ladder share so much, fading over so many rungs
-_ALIKE = 0.5
-_NEAR = 2.0
+# Deviations beside the effects of single values.
+_PAIR = 0.05  # of two knobs that interact
+_OWN = 0.01  # of a configuration
+_COMMON = 0.02  # of a round
+_ALIKE = 0.5  # of their effects, that neighbours on a ladder share
+_NEAR = 2.0  # rungs, over which that fades
 _NORMAL = NormalDist()
 
 
@@ -135,12 +134,12 @@ class Surrogate:
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         """Return what is believed of one configuration over another."""
-        apart = list(self._columns_apart(config, over))
-        through = self._forward(apart)
+        differences = list(self._column_differences(config, over))
+        solution = self._forward(differences)
         variance = self._kernel(config, config)
         variance += self._kernel(over, over)
         variance -= 2 * self._kernel(config, over)
-        explained = sum(map(mul, through, through))
+        explained = sum(map(mul, solution, solution))
         unexplained = max(variance - explained, 0.0)
         return Belief(
             mean=self.mean_gain(config, over),
@@ -148,18 +147,18 @@ class Surrogate:
         )
 
     def mean_gain(self, config: KnobConfig, over: KnobConfig) -> float:
-        """Return the mean alone, which is had quickly."""
-        apart = self._columns_apart(config, over)
-        learned: float = sum(map(mul, apart, self._weights))
+        """Return the mean of that belief alone, which is computed quickly."""
+        differences = self._column_differences(config, over)
+        learned: float = sum(map(mul, differences, self._weights))
         foreseen = self.prior(config) - self.prior(over)
         return foreseen + learned
 
-    def _columns_apart(self, config: KnobConfig, over: KnobConfig) -> Iterable[float]:
+    def _column_differences(self, config: KnobConfig, over: KnobConfig) -> Iterable[float]:
         """Return by how much the covariances of two configurations differ, start by start."""
         return map(sub, self._column(config), self._column(over))
 
     def prior(self, config: KnobConfig) -> float:
-        """Return what the planner makes one expect."""
+        """Return the logarithm of the speed that the planner foresees."""
         if config not in self._prior:
             score = self._foreseen(config)
             if score is None:
@@ -186,8 +185,8 @@ class Surrogate:
         return None
 
     def _reach_of(self, knob: Knob, value: Value) -> float:
-        """Return how far the effect of this value may be from what is foreseen; none at the
-        baseline's.
+        """Return how far the effect of this value may be from what is foreseen: 0 for the
+        baseline's value.
         """
         if value == self._baseline.get(knob.name):
             return 0.0
@@ -230,8 +229,8 @@ class Surrogate:
             elif reach and effect.ordered:
                 place_a = effect.places.get(value_a, 0)
                 place_b = effect.places.get(value_b, 0)
-                apart = abs(place_a - place_b)
-                total += reach * (_ALIKE * math.exp(-apart / _NEAR))
+                rungs_apart = abs(place_a - place_b)
+                total += reach * (_ALIKE * math.exp(-rungs_apart / _NEAR))
         for first, second in self._pairs:
             first_value = values_a[first]
             second_value = values_a[second]
@@ -252,7 +251,7 @@ class Surrogate:
         return solution
 
     def _backward(self) -> list[float]:
-        """Solve its transpose for the rest that was measured."""
+        """Solve the transpose of the Cholesky factor for `_rest`."""
         rest = list(self._rest)
         for place in range(len(rest) - 1, -1, -1):
             row = self._rows[place]
@@ -263,17 +262,17 @@ class Surrogate:
         return rest
 
 
-_TOO_LATE = 10.0  # how heavily a broken promise weighs, in logarithms
-_HOPELESSLY_LATE = 5.0
+_TOO_LATE = 10.0  # taken off a score, times the logarithm of the share of a limit
+_HOPELESSLY_LATE = 5.0  # a larger logarithm of that share is taken as this
 
-_DOUBT = 0.06  # of a gain that trust is worth, in logarithms of both
-_OTHERWISE = 4.0  # how much speaks for a cause that no pair explains
+_DOUBT = 0.06  # added to a gain, times the logarithm of the trust in a configuration
+_OTHERWISE = 4.0  # weight of causes that neither a value nor a pair of them explains
 
 Suspect = tuple[tuple[str, Value], ...]  # one value, or two
 
 
 class FailureSuspects:
-    """Values, and pairs of them, that configurations had which failed, and none that ran."""
+    """Values and pairs of values that failed configurations have, and none that ran."""
 
     def __init__(self) -> None:
         self._ran: set[Suspect] = set()
@@ -297,7 +296,7 @@ class FailureSuspects:
         """
         own_suspects = self._suspects(config)
         worst = 0.0
-        for failed in self._failed:  # of what is suspected of it, how much this one has as well
+        for failed in self._failed:  # how much of what is suspected of it this one has as well
             whole = 0.0
             shared = 0.0
             for suspect in self._suspects(failed) - self._ran:
@@ -330,7 +329,7 @@ class Measurements:
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
         self._failed: set[KnobConfig] = set()
         self.suspects = FailureSuspects()
-        # bytes that were spared by what ran out of them
+        # By `_memory_group`: the most spare bytes of a configuration that ran out of memory.
         self._too_little: dict[tuple[Value, ...], float] = {}
 
     def add_round(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
@@ -373,12 +372,12 @@ class Measurements:
         if spare is None:
             self.suspects.suspect(config)
         else:
-            ground = _ground(config)
-            too_little = self._too_little.get(ground, spare)
-            self._too_little[ground] = max(spare, too_little)
+            group = _memory_group(config)
+            too_little = self._too_little.get(group, spare)
+            self._too_little[group] = max(spare, too_little)
 
     def settle(self, config: KnobConfig) -> None:
-        """Learn from a configuration how much starts differ."""
+        """Learn how much starts of one configuration differ."""
         means = []
         counts = []
         for start in self.starts(config):
@@ -389,7 +388,7 @@ class Measurements:
         self.noise.add_means(means, counts, sides=1)
 
     def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
-        """Return the mean with a 95 % interval; None: nothing counts."""
+        """Return the mean with a 95 % interval; None: no reading counts."""
         logs_by_start = [speeds(start.readings) for start in starts]
         return mean_of_starts(logs_by_start, self.noise)
 
@@ -415,7 +414,7 @@ class Measurements:
         """
         if self.space.refusal(config) is not None:
             return True
-        too_little = self._too_little.get(_ground(config))
+        too_little = self._too_little.get(_memory_group(config))
         if too_little is None or self.counted_starts(config):
             return False
         spare = self.space.spare_bytes(config)
@@ -430,13 +429,13 @@ class Measurements:
         return count
 
     def promise(self, config: KnobConfig, over: KnobConfig) -> float:
-        """Return the gain that is believed, less for what looks like something that failed."""
+        """Return the gain that is believed, less the more a configuration is like failed ones."""
         gain = self.surrogate.mean_gain(config, over)
         trust = max(1e-3, self.suspects.trust(config))
         return gain + _DOUBT * math.log(trust)
 
 
-def _ground(config: KnobConfig) -> tuple[Value, ...]:
+def _memory_group(config: KnobConfig) -> tuple[Value, ...]:
     """Return the values that memory depends on so much that only the same ones compare."""
     return tuple(config.get(name) for name in ("layout", "replicas"))
 

@@ -35,20 +35,20 @@ PREDICTED_KNOBS = (
 )  # fmt: skip
 RUN_S = 6.0  # a reading takes at least
 TOO_LONG_S = 40.0  # for a reading, where fewer tasks will do
-# tasks of an agent, and of all
+# Tasks of a reading, of one agent and of all.
 LEAST_EACH = 3
 LEAST = 6
 MOST_DOUBLINGS = 6
 READING_S = 15.0  # where nothing is foreseen
-_SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
+_SLACK = 0.02  # of a card: where no more is missing, a start is tried
 _STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
 _GRAPHS_S = {"vllm": 55.0, "sglang": 20.0}  # compiling and recording
 _READ_BYTES_S = 1.5 * GIB  # weights into memory
 
 
 class Predictor:
-    """What can be turned, and what is known of it. Answers are cached: a search asks for the same
-    ones many times.
+    """The knobs of a search, and what is known of configurations. Answers are cached: a search
+    asks for the same ones many times.
 
     `model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is
     foreseen.
@@ -77,14 +77,17 @@ class Predictor:
         self._outcomes: dict[tuple[object, ...], PredictedOutcome | None] = {}
         self._refusals: dict[KnobConfig, str | None] = {}
         self._spare: dict[KnobConfig, float | None] = {}
-        self._odd = {wrong.message for wrong in contradictions(base)}  # the base's own affair
+        # Those of the user's own preset: they are not held against a configuration.
+        self._base_contradictions = {
+            contradiction.message for contradiction in contradictions(base)
+        }
         self._predicted_knobs = tuple(
             sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS))
         )
 
     def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
-            self._refusals[config] = self._refused(config)
+            self._refusals[config] = self._find_refusal(config)
         return self._refusals[config]
 
     def predict(self, config: KnobConfig) -> float | None:
@@ -111,8 +114,8 @@ class Predictor:
         outcome = self.outcome(config)
         if outcome is None or outcome.effective_tok_s <= 0:
             return READING_S
-        per_s = outcome.effective_tok_s / self.aim.output_tokens
-        return tasks_for(self.aim.concurrency, [per_s]) / per_s
+        tasks_per_s = outcome.effective_tok_s / self.aim.output_tokens
+        return tasks_for(self.aim.concurrency, [tasks_per_s]) / tasks_per_s
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
         """Return one reading of the goal's load, as the planner foresees it, or why it does not
@@ -126,10 +129,10 @@ class Predictor:
         if outcome is None:
             return ConfigFailure("no-start", "the planner has no figure for it")
         speed = outcome.effective_tok_s
-        per_s = speed / self.aim.output_tokens
+        tasks_per_s = speed / self.aim.output_tokens
         ttft_ms = 1000 * outcome.ttft_s
         tpot_ms = 1000 * outcome.tpot_s
-        tasks = tasks_for(self.aim.concurrency, [per_s])
+        tasks = tasks_for(self.aim.concurrency, [tasks_per_s])
         times_ms = {
             "ttft": ttft_ms,
             "tpot": tpot_ms,
@@ -145,7 +148,7 @@ class Predictor:
             task_tok_s=outcome.task_tok_s,
             ttft_ms=ttft_ms,
             tpot_ms=tpot_ms,
-            wall_s=tasks / per_s,
+            wall_s=tasks / tasks_per_s,
             requests=tasks,
             over_limit=max((times_ms[limit.name] / limit.ms for limit in limits), default=0.0),
         )
@@ -209,7 +212,7 @@ class Predictor:
         )
 
     def fit(self, config: KnobConfig) -> FitResult | None:
-        """Return whether it fits its cards, with the sentence that says so; None: nobody knows."""
+        """Return whether a configuration fits its cards, with a sentence; None: not known."""
         setup = self.setup(config)
         rig = self.rig
         if setup is None or rig is None:
@@ -218,20 +221,20 @@ class Predictor:
             setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots
         )
 
-    def _refused(self, config: KnobConfig) -> str | None:
-        """Return which rule it breaks, of its engine, of presets or of the planner; or that it
-        does not fit.
+    def _find_refusal(self, config: KnobConfig) -> str | None:
+        """Return which rule a configuration breaks, of its engine, of presets or of the planner,
+        or that it does not fit; None: nothing speaks against it.
         """
         try:
             preset = apply_config(self.base, config)
         except UserError as error:
             return error.message
-        odd = (
+        messages = (
             contradiction.message
             for contradiction in contradictions(preset)
-            if contradiction.message not in self._odd
+            if contradiction.message not in self._base_contradictions
         )
-        message = next(odd, None)
+        message = next(messages, None)
         setup = self.setup(config)
         rig = self.rig
         if message is not None or setup is None or rig is None:

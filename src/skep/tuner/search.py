@@ -4,8 +4,8 @@ stop.
 Carry out `request`, give its answer to `tell()`, until there is none. Without clock, chance and
 I/O: the same answers lead to the same requests, which is how a stored search is taken up again.
 
-    baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept
-    or not ...
+    baseline twice -> screen what promises most gain a minute -> confirm with fresh readings
+    -> accept or not ...
 
 Readings that made a change look promising do not count when it is decided about: of many that
 bring nothing, the luckiest always looks good.
@@ -40,7 +40,7 @@ from skep.tuner.records import (
 )
 from skep.tuner.summary import limit_words, speed_words
 
-_FAR = 1.1  # times a limit or another's share of it: clear
+_FAR = 1.1  # times a limit, or times the other side's share of it: clearly farther
 
 
 class ConfigTrial:
@@ -62,7 +62,7 @@ class ConfigTrial:
         self.speeds = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
         self.late = False
-        # held against earlier starts of the incumbent: the gain is larger than any drift
+        # It is compared with earlier starts of the incumbent: the gain is larger than any drift.
         self.alone = False
 
     @property
@@ -108,7 +108,7 @@ class ConfigTrial:
         return SequentialVerdict.SAME
 
 
-MOST_ALARMS = 2  # failures of what was accepted, before one goes back
+MOST_ALARMS = 2  # failures of an accepted configuration, before the search goes back
 MOST_JUDGING_S = 600.0
 JUDGING_SHARE = 0.1
 _SPENT = "the budget is spent"
@@ -139,16 +139,16 @@ class KnobSearch:
         self.chooser = Chooser(self._measurements, self.time_budget)
         self._trial: ConfigTrial | None = None
         self._judging = False
-        self._altering = {knob.name for knob in space.knobs if knob.alters_answers}
-        # What it is expected to take.
+        self._altering_knobs = {knob.name for knob in space.knobs if knob.alters_answers}
+        # Seconds that judging answers is expected to take.
         self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)
-        self._before: list[KnobConfig] = []  # what was best before
+        self._earlier_incumbents: list[KnobConfig] = []  # incumbents before this one
         self._alarms: dict[KnobConfig, int] = {}
-        # first looks that nothing was decided about yet
+        # Trials of first looks about which nothing was decided yet.
         self._looks: dict[KnobConfig, ConfigTrial] = {}
         self.request = self._next()  # None: the search is over
 
-    # What is asked and answered
+    # Requests and their answers
 
     def tell(self, answer: BenchResult) -> None:
         """Take the answer to `request` in.
@@ -164,9 +164,9 @@ class KnobSearch:
             self._take_round(request, answer)
         self.request = self._next() if self.failure is None else None
         if self.request is None and self.time_budget.is_tight:
-            self._tell_looks()
+            self._note_looks()
 
-    def _tell_looks(self) -> None:
+    def _note_looks(self) -> None:
         """Note the first looks that nothing was decided about: a search that ends early has more
         of them than it could decide about.
         """
@@ -203,7 +203,7 @@ class KnobSearch:
         if not self.time_budget.can_afford(self._judging_s):
             self._out_of_time(trial, "no time was left to judge its answers")
             return None
-        # Not the step before: small losses would add up.
+        # Against the baseline, not the incumbent: small losses would add up.
         return JudgeRequest(self.baseline, trial.config)
 
     def _screen(self, configs: tuple[KnobConfig, ...]) -> MeasureRequest | None:
@@ -227,9 +227,7 @@ class KnobSearch:
         )
 
     def _never_started(self) -> list[str]:
-        """Return for each knob which of its values were never up, and why the first of them was
-        not.
-        """
+        """Return for each knob which values never ran, and why the first of them did not."""
         reasons = []
         for knob in self._space.knobs:
             values = [value for value in knob.values if not self._was_up(knob.name, value)]
@@ -294,7 +292,7 @@ class KnobSearch:
     def _affords(self, configs: Sequence[KnobConfig], readings: int) -> bool:
         return self.time_budget.can_afford(self.time_budget.seconds(configs, readings))
 
-    # What answers make of it
+    # What answers change
 
     def _take_round(self, request: MeasureRequest, answer: MeasurementRound) -> None:
         self.time_budget.learn(request.configs, request.readings, answer.seconds)
@@ -309,7 +307,7 @@ class KnobSearch:
             return
         for start in others:
             if start.failure is not None:
-                self._fail(self._looked_at(start, answer), start.failure)
+                self._fail(self._trial_of_look(start, answer), start.failure)
         if incumbent_start.failure is not None:
             self._alarm(incumbent_start)
         else:
@@ -356,7 +354,7 @@ class KnobSearch:
         for start in answer.starts[1:]:
             if start.failure is not None:
                 continue
-            trial = self._looked_at(start, answer)
+            trial = self._trial_of_look(start, answer)
             if start.figures:
                 self._sort_out(start, trial)
             elif len(self._measurements.starts(start.config)) >= STARTS:
@@ -382,7 +380,7 @@ class KnobSearch:
             trial.verdict = SequentialVerdict.SAME
         self._turn_down(trial)
 
-    def _looked_at(self, start: ServerStart, answer: MeasurementRound) -> ConfigTrial:
+    def _trial_of_look(self, start: ServerStart, answer: MeasurementRound) -> ConfigTrial:
         """Return the trial of a first look: that is enough to say no, and never to say yes."""
         assert isinstance(self.request, MeasureRequest)
         trial = self._trial_of(start.config, replace(self.chooser.grain, rounds=2))
@@ -392,14 +390,14 @@ class KnobSearch:
     def _take_confirmation(self, answer: MeasurementRound) -> None:
         trial = self._trial
         assert trial is not None
-        first, second = answer.starts
-        trial.add_round(first, second, answer.seconds)
-        if second.failure is not None:
+        incumbent_start, own_start = answer.starts
+        trial.add_round(incumbent_start, own_start, answer.seconds)
+        if own_start.failure is not None:
             self._trial = None
-            self._fail(trial, second.failure)
+            self._fail(trial, own_start.failure)
             return
         undecided = trial.verdict is SequentialVerdict.OPEN
-        if trial.alone and self._needs_company(trial):
+        if trial.alone and self._needs_side_by_side(trial):
             self._trial = self._trial_of(trial.config, self.chooser.grain)  # again, side by side
             self._trial.seconds = trial.seconds
             return
@@ -408,14 +406,14 @@ class KnobSearch:
         self._measurements.noise.add_means(*trial.speeds.round_means, sides=2)
         if trial.verdict is not SequentialVerdict.BETTER:
             self._turn_down(trial)
-        elif {change.knob for change in trial.changes} & self._altering:
+        elif {change.knob for change in trial.changes} & self._altering_knobs:
             self._judging = True
         else:
             self._accept(trial)
 
-    def _needs_company(self, trial: ConfigTrial) -> bool:
-        """Return whether a trial by itself is to be repeated side by side: its gain is not that
-        large any more, or it stayed open.
+    def _needs_side_by_side(self, trial: ConfigTrial) -> bool:
+        """Return whether a trial that was measured alone has to be repeated beside the incumbent:
+        its gain is not that large any more, or it stayed open.
         """
         if not self.chooser.is_large(trial.config, self.incumbent):
             return True
@@ -438,7 +436,7 @@ class KnobSearch:
         self._trial = None
         reasons = filter(None, (self._reason(trial), words))
         self._note(trial, StageDecision.ACCEPTED, "; ".join(reasons))
-        self._before.append(self.incumbent)
+        self._earlier_incumbents.append(self.incumbent)
         self.incumbent = trial.config
         self.chooser.moved(self.incumbent, trial.changes)
 
@@ -464,10 +462,10 @@ class KnobSearch:
         self.chooser.close(trial.changes, self.incumbent, failed=True)
 
     def _alarm(self, start: ServerStart) -> None:
-        """Take in that the best so far died.
+        """Take in that the incumbent failed.
 
-        Once may be chance; after that it is a failure of that configuration, and the search goes
-        back to the one before.
+        Once may be chance; the second time that configuration has failed, and the search goes back
+        to the incumbent before.
         """
         assert start.failure is not None
         count = self._alarms.get(start.config, 0) + 1
@@ -476,11 +474,11 @@ class KnobSearch:
             return
         self._trial = None
         self._measurements.add_failure(start.config, start.failure)
-        if not self._before:
+        if not self._earlier_incumbents:
             self.failure = start.failure
             self.ended = "the baseline does not run reliably"
             return
-        self.incumbent = self._before.pop()
+        self.incumbent = self._earlier_incumbents.pop()
         trial = self._new_trial(start.config, self.incumbent, self.chooser.grain)
         trial.starts.append(start)
         self._fail(trial, start.failure)
@@ -492,8 +490,8 @@ class KnobSearch:
         why: str,
         failure: ConfigFailure | None = None,
     ) -> None:
-        """Add a stage to the ladder."""
-        read = [start for start in trial.starts if start.figures]
+        """Add the stage that ends a trial."""
+        starts_with_figures = [start for start in trial.starts if start.figures]
         stage = TuneStage(
             number=len(self.stages),
             changes=trial.changes,
@@ -503,11 +501,11 @@ class KnobSearch:
             figure=self._measurements.figure(trial.starts),
             ratio=trial.speeds.ratio if failure is None else None,
             predicted=trial.predicted,
-            ttft_ms=typical(read, "ttft_ms"),
-            tpot_ms=typical(read, "tpot_ms"),
-            over_limit=over_limit(read),
-            starts=len(read),
-            readings=sum(len(start.figures) for start in read),
+            ttft_ms=typical(starts_with_figures, "ttft_ms"),
+            tpot_ms=typical(starts_with_figures, "tpot_ms"),
+            over_limit=over_limit(starts_with_figures),
+            starts=len(starts_with_figures),
+            readings=sum(len(start.figures) for start in starts_with_figures),
             seconds=trial.seconds,
             failure=failure,
             runs=tuple(start.run_id for start in trial.starts if start.run_id is not None),
@@ -519,7 +517,7 @@ class KnobSearch:
         trial = self._new_trial(config, self.incumbent, grain)
         speed = self._space.predict(config)
         best_speed = self._space.predict(self.incumbent)
-        # Equal: the planner has nothing to say on what was turned.
+        # Equal: the planner knows nothing of the knobs that differ.
         if speed and best_speed and speed != best_speed:
             trial.predicted = speed / best_speed
         return trial

@@ -29,11 +29,11 @@ from skep.wire.heads import (
 from skep.wire.transport import unsent_bytes
 
 HEAD_BYTES = 262_144  # of an answer's head, at most, with the interim ones before it
-# Of what stands around an answer's chunks: extensions of their sizes, and trailers.
+# Of what stands around the chunks of an answer, at most: extensions of their sizes, trailers.
 OVERHEAD_BYTES = 65_536
 LONGEST_CODING = 60  # characters of an unknown transfer coding that are named
 FRAME_BYTES = 12  # of a chunk: its size, by some servers in eight digits, and two line ends
-STALE_S = 1.0
+STALE_S = 1.0  # a used connection that is lost sooner had been closed before the call
 COPY_BYTES = 16_384  # a shorter body is joined to its head: one write instead of two
 
 
@@ -54,7 +54,7 @@ class Receiver(Protocol):
     def on_failure(self, failure: WireFailure, at: float) -> None: ...
 
 
-# Gets a whole answer at once. The length of this head is another answer's.
+# Gets a whole answer at once. The head is one from the cache: its length is another answer's.
 OnWhole = Callable[[ResponseHead, bytes, float], None]
 
 
@@ -118,7 +118,7 @@ class ConnectionPool(Protocol):
 class AnswerState(Enum):
     """Where a connection stands in the answer to its call; after a failure, where that broke off.
 
-    A whole answer leaves its state within the read that completed it."""
+    The states of `ENDED` last no longer than the read that completed the answer."""
 
     IDLE = "no call is under way"
     AWAITED = "no byte of the answer has arrived"
@@ -149,20 +149,20 @@ class ClientConnection(asyncio.Protocol):
         self._head: ResponseHead | None = None  # of the answer whose body is being read
         self._at = 0.0
         self._paused = False  # nothing is read from the transport
-        self._begun = 0  # answers that began in this read, interim ones included
-        self._unheaded = 0  # bytes of reads before the head was whole
+        self._answers_begun = 0  # answers that began in this read, interim ones included
+        self._head_bytes_read = 0  # bytes of reads before the head was whole
         # Bytes of the answer behind its head that are neither body nor plain framing.
         self._overhead = 0
         self._body_read = 0  # bytes of this read that are body
         self._chunks_read = 0
         self._hands_chunks = False  # the receiver takes whole chunks as they are
-        # Of a body that is not to be read: only `chunked` was asked for.
+        # The transfer coding of a body that cannot be read: only `chunked` was asked for.
         self._unknown_coding = ""
         # Where chunks go as they are, each one noted in `passed`.
         self.write_on: Callable[[bytes], None] | None = None
         self.passed: list[bytes] = []
         self._last_head: CachedHead[ResponseHead] | None = None
-        # The head under way, if its like may be recognised by its bytes.
+        # The head of this answer, if a later one of the same bytes may be read from the cache.
         self._cacheable: ResponseHead | None = None
         self._sent_at = 0.0
         self.used = False  # has carried a whole exchange before this one
@@ -179,7 +179,7 @@ class ClientConnection(asyncio.Protocol):
         self._call = call
         call.carrier = self
         self._state = AWAITED
-        self._unheaded = 0
+        self._head_bytes_read = 0
         self._sent_at = at
         if self._transport is None:  # lost between connecting and sending
             failure = WireFailure(
@@ -207,7 +207,7 @@ class ClientConnection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    # asyncio's side
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -215,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
         self._pool.open.add(self)
 
     def data_received(self, data: bytes) -> None:
-        # The way of nearly every token: as few steps as can be, as measured.
+        # Nearly every token comes this way: as few steps as possible, by measurement.
         write_on = self.write_on
         if write_on is not None and self._state is BETWEEN_CHUNKS:
             length = len(data)
@@ -245,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
                 self._read(call, data, is_first_read=True)
 
     def _read(self, call: Call, data: bytes, *, is_first_read: bool) -> None:
-        self._begun = 0
+        self._answers_begun = 0
         in_body = self._head is not None
         self._body_read = 0
         self._chunks_read = 0
@@ -253,7 +253,7 @@ class ClientConnection(asyncio.Protocol):
         if self._state is BETWEEN_CHUNKS and not data.endswith(b"\r\n"):
             self._state = BODY  # the parser stands inside the next chunk's size
         if self._state in ENDED:
-            if is_first_read and self._state is WHOLE and self._begun == 1:
+            if is_first_read and self._state is WHOLE and self._answers_begun == 1:
                 self._pool.heads.keep(data, self._cacheable)
             self._hand_back()
             if not call.aborted:
@@ -285,8 +285,8 @@ class ClientConnection(asyncio.Protocol):
         """Fail an answer whose head has no end, or that goes on with anything but a body."""
         origin = self._pool.origin
         if self._head is None:
-            self._unheaded += length
-            if self._unheaded > HEAD_BYTES:
+            self._head_bytes_read += length
+            if self._head_bytes_read > HEAD_BYTES:
                 message = f"{origin} sent more than {HEAD_BYTES} bytes of headers"
                 self._fail(WireFailure("protocol", message))
         elif in_body:
@@ -343,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
         failure = WireFailure("closed", f"{self._pool.origin} closed the connection {when}")
         self._pool.lost(self, call, failure, at)
 
-    # httptools' side
+    # Called by httptools
 
     def on_chunk_header(self) -> None:
         if self._head is not None:
@@ -359,7 +359,7 @@ class ClientConnection(asyncio.Protocol):
             self._state = SURPLUS
         else:
             self._state = HEAD
-        self._begun += 1
+        self._answers_begun += 1
         self._hands_chunks = False
         self._overhead = 0
         self.write_on = None
@@ -368,7 +368,7 @@ class ClientConnection(asyncio.Protocol):
         self._head = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head is None:  # else it is a trailer, which nobody is told
+        if self._head is None:  # else it is a trailer, which is dropped
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -419,7 +419,7 @@ class ClientConnection(asyncio.Protocol):
             call.carrier = None
         self.write_on = None
         if self._paused:
-            # The answer's last bytes may have paused it; an idle connection must hear.
+            # The answer's last bytes may have paused it; an idle connection must notice its end.
             self.resume()
         if is_reusable and not unsent_bytes(self._transport):
             self.used = True

@@ -1,8 +1,8 @@
 """JSON lines both ways over a stream socket: how skep's own processes talk to each other.
 
 The end of the stream is a message too: the process at the other end is gone. A question has a
-number, `id`, which its answer repeats. Also how a value becomes a document and is read from one:
-paths are texts there."""
+number, `id`, which its answer repeats. The module also turns values into documents and back, in
+which paths are texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Message = dict[str, Any]
 T = TypeVar("T")
 
 
-def _made(kind: type, text: object) -> Any:
+def _from_text(kind: type, text: object) -> Any:
     return kind(text)
 
 
@@ -35,19 +35,19 @@ def to_document(value: object) -> Message:
 
 
 def from_document(document: object, kind: Any) -> Any:
-    """Raise `msgspec.ValidationError`, a ValueError, for a document of something else."""
-    return msgspec.convert(document, kind, dec_hook=_made)
+    """Return the value of `kind`; raise `msgspec.ValidationError`, a ValueError, if it is none."""
+    return msgspec.convert(document, kind, dec_hook=_from_text)
 
 
 class JsonPipe(Generic[T]):
-    """Both ways of one socket. `kind`: the messages that come in; others are ignored."""
+    """Sends and receives over one socket. `kind`: of the messages received; others are ignored."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, dec_hook=_made)
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, dec_hook=_from_text)
         self._ids = itertools.count(1)
         self._questions: dict[int, asyncio.Future[T | None]] = {}
 
@@ -78,7 +78,7 @@ class JsonPipe(Generic[T]):
                     return self._decoder.decode(line)
                 return None
             except msgspec.ValidationError:
-                continue  # of another version of skep
+                continue  # a message of another version of skep
             except (OSError, ValueError, RecursionError):
                 return None
 

@@ -1,8 +1,8 @@
 """Whether a process that should give a sign of life a few times a second still does. Knows no
 process and no clock.
 
-Time counts only as long as it says something about the process: not while whoever looks was itself
-stopped or asleep, and not while the process was ready to run and had no processor."""
+Time counts only as long as it says something about the process: not while the watching process
+was itself stopped or asleep, and not while the process was ready to run and had no processor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import msgspec
 
 class Liveness(Enum):
     ANSWERS = "answers"
-    SILENT = "silent"  # it gets nothing new
-    HANGS = "hangs"  # it is to be ended
+    SILENT = "silent"  # it should get nothing new
+    HANGS = "hangs"  # it should be ended
 
 
 class SilenceLimits(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class SilenceWatch:
         self.heard()
 
     def look(self, now: float, *, waited_s: float = 0.0) -> Liveness:
-        """Return whether the process still gives signs of life.
+        """Return what the silence of the process up to now says of it.
 
         `waited_s`: for how long since the last look it was ready to run and had no processor.
         """
@@ -64,9 +64,9 @@ class SilenceWatch:
             self._silence_s += max(0.0, pause_s - waited_s)
         if not self._watching:
             return Liveness.ANSWERS
-        return self._after(self._silence_s)
+        return self._liveness_after(self._silence_s)
 
-    def _after(self, silence_s: float) -> Liveness:
+    def _liveness_after(self, silence_s: float) -> Liveness:
         limits = self._limits
         if not self._heard_ever:
             if silence_s >= limits.start_s:
