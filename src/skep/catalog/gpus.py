@@ -74,7 +74,7 @@ class Device:
 
     @property
     def family(self) -> str:
-        """`ampere`, `ada`, `blackwell`, `rdna4`: what kernels are written for."""
+        """Return what kernels are written for: `ampere`, `ada`, `blackwell`, `rdna4`."""
         return self.arch.lower().replace(" ", "-")
 
 
@@ -85,7 +85,7 @@ def devices() -> dict[str, Device]:
 
 
 def find_device(name: str) -> Device | None:
-    """However it is typed: `RTX 3090`, `rtx_3090`, `NVIDIA GeForce RTX 3090`, `3090`."""
+    """Return a card by any spelling: `RTX 3090`, `rtx_3090`, `NVIDIA GeForce RTX 3090`, `3090`."""
     shorter, memory_gib = names.split_memory(name)
     if (device := _literally(name)) is not None or not memory_gib:
         return device
@@ -104,7 +104,7 @@ def device(name: str) -> Device:
 
 
 def _hint_for_unknown(name: str) -> str:
-    """Name cards that are meant perhaps; of a Mac the chips that it is sold with."""
+    """Return the cards that are meant perhaps; for a Mac, the chips that it is sold with."""
     squeezed = squeeze(name)
     chips = next(
         (chips for mac, chips in _CHIPS_OF_MACS.items() if squeezed.startswith(mac)), None
@@ -116,8 +116,8 @@ def _hint_for_unknown(name: str) -> str:
 
 
 def other_matches(name: str) -> tuple[str, ...]:
-    """Other cards that a short name could stand for: `h100` is one of three. Empty where the name
-    is one card's own.
+    """Return other cards that a short name could stand for: `h100` is one of three. Empty where
+    the name stands for one card alone.
     """
     device = find_device(name)
     if device is None or squeeze(device.id) in names.device_spellings(name):
@@ -151,7 +151,9 @@ def _literally(name: str) -> Device | None:
 
 @lru_cache(maxsize=512)
 def _device(slug: str) -> Device:
-    """Every value but the plain ones is a table of its own: value, source, confidence."""
+    """Return a card of the file, where every value but the plain ones is a table: value, source,
+    confidence.
+    """
     values: dict[str, Any] = {"fp16_tflops": None}
     origins = {}
     for key, entry in table(_FILE, slug).items():

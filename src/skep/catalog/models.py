@@ -91,13 +91,15 @@ class Geometry:
 
     @property
     def is_hybrid(self) -> bool:
-        """Linear attention beside full attention: what stock TurboQuant refuses and what needs
-        scratch to warm up.
+        """Return whether linear attention stands beside full attention: stock TurboQuant refuses
+        such a model, and it needs scratch memory to warm up.
         """
         return self.linear_layers > 0
 
     def kv_bytes_per_token(self, bytes_per_value: float) -> float:
-        """Of the layers that grow with every token, over all cards."""
+        """Return the KV bytes that each token adds, over all cards: sliding and linear layers not
+        counted.
+        """
         if self.mla_rank:
             return self.kept_layers * (self.mla_rank + self.mla_rope_dim) * bytes_per_value
         heads = self.full_kv_heads or self.kv_heads
@@ -106,23 +108,23 @@ class Geometry:
 
     @property
     def kept_layers(self) -> float:
-        """Return how many layers that keep every token whole would keep as much as the full ones
-        do.
+        """Return the full layers as a number of layers that keep every token whole: those that
+        compress their tokens count for a part of one.
         """
         if self.full_entries is None:
             return self.full_layers
         return self.full_entries
 
     def window_bytes(self, tokens: float, bytes_per_value: float) -> float:
-        """KV of the sliding layers for one sequence of that length."""
+        """Return the KV bytes of the sliding layers for one sequence of that length."""
         in_window = min(tokens, self.sliding_window)
         width = self.mla_rank + self.mla_rope_dim or 2 * self.kv_heads * self.head_dim
         return self.sliding_layers * width * in_window * bytes_per_value
 
     @property
     def state_bytes(self) -> float:
-        """Of the linear layers for one sequence, in FP32, with the short convolution's inputs
-        beside it.
+        """Return the bytes of the linear layers' state for one sequence: in FP32, with the inputs
+        of the short convolution beside it.
         """
         state = self.linear_v_heads * self.linear_k_dim * self.linear_v_dim * 4
         channels = (
@@ -138,7 +140,9 @@ def geometries() -> dict[str, Geometry]:
 
 
 def find_geometry(name: str) -> Geometry | None:
-    """However it is typed: `Qwen3 8B`, `Qwen/Qwen3-8B-AWQ`, `meta-llama/Llama-3.1-8B-Instruct`."""
+    """Return a model by any spelling: `Qwen3 8B`, `Qwen/Qwen3-8B-AWQ`,
+    `meta-llama/Llama-3.1-8B-Instruct`.
+    """
     slug = find_name(_FILE, model_spellings(name))
     return None if slug is None else _geometry(slug)
 
@@ -151,8 +155,8 @@ def geometry(name: str) -> Geometry:
 
 
 def _hint_for_unknown(name: str) -> str:
-    """Name full names that are meant perhaps, and the way to plan a model that the catalogue does
-    not have.
+    """Return the full names that are meant perhaps, and the way to plan a model that the catalogue
+    does not have.
     """
     names_by_spelling = spellings(_FILE)
     written = model_spellings(name) or (name,)  # a name of signs alone has no spelling
@@ -176,7 +180,9 @@ def _hint_for_unknown(name: str) -> str:
 
 @lru_cache(maxsize=512)
 def _geometry(slug: str) -> Geometry:
-    """Values share the table's origin unless `origins` names another."""
+    """Return a model of the file. Values share the origin of its table unless `origins` names
+    another.
+    """
     entry = table(_FILE, slug)
     values: dict[str, Any] = {key: value for key, value in entry.items() if key not in _NOT_VALUES}
     origins = dict.fromkeys(values, ValueOrigin(**entry["origin"]))
@@ -224,8 +230,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
         return (self.format,)
 
     def reference(self, quant: str) -> str:
-        """Return it as `--checkpoint` takes it: `organisation/name`, of GGUF with `:FILE` behind
-        it.
+        """Return the checkpoint as `--checkpoint` takes it: `organisation/name`, for GGUF with
+        `:FILE` behind it.
         """
         if self.files:
             return f"{self.hub}:{self.files[quant]}"
@@ -234,7 +240,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def checkpoints_of(model: str) -> tuple[Checkpoint, ...]:
-    """Return those of a model of the catalogue, in the order of the file: the maker's first."""
+    """Return the checkpoints of a model, in the order of the file: the maker's first."""
     line = f'model = "{model}"\n'
     checkpoints = (
         _checkpoint(hub) for hub, text in table_texts(_CHECKPOINTS).items() if line in text
@@ -266,15 +272,15 @@ def find_checkpoint(
 
 
 def is_published(model: str, engine: str, quant: str) -> bool:
-    """Whether somebody made it.
+    """Return whether somebody has published the model in this format for this engine.
 
-    Of a model without any known checkpoint nothing is known, and all is believed in.
+    A model without any known checkpoint counts as published in every format.
     """
     return not checkpoints_of(model) or find_checkpoint(model, engine, quant) is not None
 
 
 def checkpoint_of(hub: str) -> Checkpoint | None:
-    """By its name on the hub, with or without a file behind it."""
+    """Return a checkpoint by its name on the hub, with or without a file behind it."""
     name = hub.partition(":")[0].casefold()
     return next(
         (
@@ -316,7 +322,7 @@ def pullable_names() -> tuple[str, ...]:
 
 
 def find_pullable(name: str) -> PullableModel | None:
-    """By id or title, whatever the case, spaces, dashes and underscores."""
+    """Return a model by id or title, whatever the case, spaces, dashes and underscores."""
     pullable_name = find_name(_PULLABLE, (squeeze(name),))
     if pullable_name is None:
         return None

@@ -149,7 +149,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What differs from the engine's own way."""
+        """Return the options that differ from the engine's defaults."""
         return {
             name: value
             for name, value in msgspec.structs.asdict(self).items()
@@ -244,7 +244,7 @@ class Preset(msgspec.Struct, frozen=True):
 
 
 def own_name(checkpoint: str) -> str:
-    """Of a file, a folder or a hub's name: the last part, in lower case."""
+    """Return the last part of a file, a folder or a hub's name, in lower case, without `.gguf`."""
     return checkpoint.rstrip("/").rpartition("/")[2].casefold().removesuffix(".gguf")
 
 
@@ -258,7 +258,7 @@ class RunEnvironment(msgspec.Struct, frozen=True):
 
 
 def missing_needs(preset: Preset, environment: RunEnvironment) -> list[Need]:
-    """Return those not known to be met, in the preset's order."""
+    """Return the needs that are not known to be met, in the preset's order."""
     vouched = {word.strip() for word in environment.env.get(HAVE_VARIABLE, "").split(",")}
     return [
         need
@@ -274,8 +274,8 @@ def figures_lost(preset: Preset, missing: Sequence[Need]) -> list[Published]:
 
 
 def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
-    """`without genesis, tolist the published 225 tok/s at C=4 does not apply`; None where nothing
-    is lost.
+    """Return a sentence such as `without genesis, tolist the published 225 tok/s at C=4 does not
+    apply`; None where no figure is lost.
     """
     lost = figures_lost(preset, missing)
     if not lost:
@@ -290,7 +290,8 @@ def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
 
 
 def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
-    """`measured on 2x rtx-3090, this machine has 2x rtx-4090`; None where as many are here.
+    """Return a sentence such as `measured on 2x rtx-3090, this machine has 2x rtx-4090`; None
+    where the machine has as many of these cards.
 
     `cards`: driver names.
     """
@@ -316,8 +317,8 @@ def version_beside(published: str | None, version: str | None) -> str | None:
 
 
 def stand_in_words(preset: Preset) -> str | None:
-    """That nobody knows whether this checkpoint is the one that was measured; None where its
-    author names it.
+    """Return a warning that another checkpoint may have been measured; None where the author of
+    the preset names it.
     """
     if not preset.stand_in:
         return None
@@ -329,7 +330,7 @@ def best_figure(preset: Preset) -> Published | None:
 
 
 def figure_words(figure: Published) -> str:
-    """`225 tok/s at C=4`; what is not plain output is named."""
+    """Return a figure as `225 tok/s at C=4`, with its kind where that is not plain output."""
     kind = "" if figure.metric == "output" else f" {figure.metric}"
     if figure.tok_s >= 100:
         tok_s = f"{figure.tok_s:,.0f}"
@@ -372,8 +373,8 @@ def _kind(name: str) -> str:
 
 
 def _same_checkpoint(served: str | None, published: str) -> bool:
-    """By hub name, by its folder in the hub's cache,
-    or by a folder or file that bears its name.
+    """Return whether what is served is the published checkpoint: by hub name, by its folder in the
+    hub's cache, or by a folder or file that bears its name.
     """
     if served is None:
         return False

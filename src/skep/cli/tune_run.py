@@ -48,8 +48,8 @@ from skep.units import one_line
 
 @contextmanager
 def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
-    """Of a simulated search stages only: requests take no time. A terminal that went away is no
-    reason to stop.
+    """Yield what shows the events of a search; of a simulated one only the stages, as requests
+    take no time. A terminal that went away is no reason to stop.
     """
     began = time.monotonic()
     brief = status.tuning.simulated

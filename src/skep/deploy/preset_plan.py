@@ -138,7 +138,7 @@ class _PresetRequest(Struct, frozen=True):
 
     @property
     def is_published(self) -> bool:
-        """Whether it is what its author measured."""
+        """Return whether the preset is planned as its author measured it."""
         return self.own_cards and not self.changed
 
 

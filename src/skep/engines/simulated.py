@@ -55,7 +55,9 @@ def plan_from_json(text: str) -> SimulatedPlan:
 def plan_of(
     prospect: SpeedModel, *, context_tokens: int, about: str, weight_bytes: int | None = None
 ) -> SimulatedPlan:
-    """`weight_bytes`: of one replica; it loads for as long as they take, made short."""
+    """Return the plan of a simulated engine. `weight_bytes`: of one replica; they take some time
+    to load, much less than real ones.
+    """
     load_s = round(min(LOAD_MOST_S, (weight_bytes or 0) / LOAD_BYTES_PER_S), 3)
     pool = prospect.pool_tokens
     chunk = prospect.chunk_tokens

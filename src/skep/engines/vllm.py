@@ -65,7 +65,9 @@ class Vllm(CheckpointEngine):
 
 
 def _address_words(launch: Launch, known_flags: KnownFlags) -> list[str]:
-    """`--max-num-seqs` and `--max-model-len` are of one data-parallel rank."""
+    """Return the words for model, address, slots and context. `--max-num-seqs` and
+    `--max-model-len` are of one data-parallel rank.
+    """
     words = [source_of(launch) or launch.model, "--served-model-name", launch.model]
     words += ["--host", launch.host, "--port", str(launch.port)]
     words += ["--max-num-seqs", str(-(-launch.slots // launch.options.dp))]

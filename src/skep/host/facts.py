@@ -270,7 +270,7 @@ FEATURES = (
 
 
 def parse_cpu_model(cpuinfo: str) -> str | None:
-    """Return it as in "AMD Ryzen 9 5950X 16-Core Processor"; Linux on ARM names no model."""
+    """Return the model, "AMD Ryzen 9 5950X 16-Core Processor"; Linux on ARM names none."""
     names = (processor.get("model name") for processor in _processors(cpuinfo))
     return next((" ".join(name.split()) for name in names if name), None)
 

@@ -155,7 +155,7 @@ def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) 
     changes = [change for change in series.changes(key.target, begin) if change.at < until]
     steps = sorted({*steps_of(key, changes), *swaps_at})
     own_changes = [change for change in changes if change.key == key and change.at >= since]
-    shown = reading.between(since, until)
+    window = reading.between(since, until)
     model_since = max([since, *swaps_at])
     of_this_model = reading.quiet(model_since, until)
     values = reading.quiet(begin, until)
@@ -163,8 +163,8 @@ def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) 
         key=key,
         since=since,
         until=until,
-        points=shown.points,
-        spans=shown.spans,
+        points=window.points,
+        spans=window.spans,
         band=_band(values, steps, since, band_s),
         band_s=band_s,
         steps=tuple(step for step in steps if step > since),
@@ -172,7 +172,7 @@ def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) 
         changes=tuple(own_changes),
         events=tuple(series.events(since, until, key.target)),
         coverage=series.coverage(key.target, since, until),
-        busy=shown.busy,
+        busy=window.busy,
     )
     new_swaps = [swap for swap in swaps if swap.at >= since]
     sentences = _sentences(series_history, new_swaps)

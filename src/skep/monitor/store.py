@@ -237,7 +237,7 @@ class SeriesStore:
         return self._append("alerts", alert, id=None)
 
     def close_alert(self, alert_id: int, at: float, because: str) -> None:
-        """Closing it twice has the effect of closing it once."""
+        """Close an alert. To close it again has no effect."""
         self._append(
             "alert_ends",
             None,

@@ -450,8 +450,8 @@ def print_summary(
 
 
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
-    """Return what is said below the table; `names` of the levels, where they are no
-    concurrencies.
+    """Return the sentences below the table. `names`: of the levels, where these are not numbers of
+    agents.
     """
     name_of: Callable[[int], str] = "C={}".format
     if names:
@@ -547,7 +547,7 @@ def _promise(promise: Promise) -> str:
 
 
 def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
-    """Describe what the budget left undone."""
+    """Return sentences about what the budget left undone."""
     if plan.runs is not None:
         return []
     measured = {level.concurrency: level for level in summary.levels}

@@ -337,7 +337,7 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
     @property
     def call_id(self) -> str:
-        """Begins the ids of the answer's calls of tools."""
+        """Return the beginning of the ids of the answer's calls of tools."""
         return f"call_{self.id.partition('-')[2]}"
 
     def usage(self, tokens: int) -> dict[str, Any]:

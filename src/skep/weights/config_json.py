@@ -405,9 +405,9 @@ def _attention(settings: ModelConfig, hidden: int, layers: int) -> dict[str, Any
 
 
 def _mean_of_key_and_value(settings: ModelConfig, key_dim: int, name: str) -> int:
-    """Keys may be wider than values (MiMo).
+    """Return the mean width of keys and values, which differ in MiMo.
 
-    Memory and weights are those of heads as wide as their mean.
+    Memory and weights are those of heads as wide as that.
     """
     return max(1, (key_dim + settings.whole(name, default=key_dim)) // 2)
 
@@ -415,8 +415,8 @@ def _mean_of_key_and_value(settings: ModelConfig, key_dim: int, name: str) -> in
 def _compressed_attention(
     settings: ModelConfig, hidden: int, heads: int, layers: int
 ) -> dict[str, Any]:
-    """DeepSeek V4: one head is key and value at once, queries and output go through narrow
-    matrices.
+    """Return the attention of DeepSeek V4: one head is key and value at once, queries and output
+    go through narrow matrices.
     """
     width = settings.whole("head_dim")
     query_rank = settings.whole("q_lora_rank")
@@ -461,7 +461,9 @@ def _attention_of_blocks(
 
 
 def _vision(settings: ModelConfig) -> float:
-    """Near enough: attention and MLP of the tower's layers; the projector is small beside them."""
+    """Return the parameters of the vision tower, near enough: attention and MLP of its layers. The
+    projector is small beside them.
+    """
     tower = settings.table("vision_config")
     if tower is None:
         return 0.0

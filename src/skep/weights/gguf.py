@@ -425,7 +425,7 @@ def geometry_of(header: GgufHeader) -> Geometry:
 
 
 def average_bits(header: GgufHeader) -> float | None:
-    """Bits of one parameter over all tensors; None where a tensor's type is not known."""
+    """Return the mean bits of a parameter; None where a tensor's type is not known."""
     sizes = [tensor.size_bytes for tensor in header.tensors]
     values = sum(prod(tensor.shape) for tensor in header.tensors)
     known_sizes = [size for size in sizes if size is not None]
