@@ -169,7 +169,7 @@ def test_a_picture_holds_every_curve_apart_and_a_term_has_one_colour_in_every_ba
 
 
 def test_a_context_of_nothing_is_no_figure(paths):
-    plan_query = PlanQuery("qwen3-8b", "rtx-3090")
+    plan_query = PlanQuery("qwen3-8b", "rtx-3090", load="task")
     plan_document = PlanPages(Site(paths))._plan(plan_query)
     assert "for each agent" in drawn(plan_query, plan_document)
     plan_document["plans"][0]["largest_context"] = 0
