@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 
 from havoc.gateway_stage import (
@@ -118,6 +119,10 @@ def dashboard(stage: Stage, gateway_url: str) -> Iterator[tuple[int, int]]:
     assert process.stdout is not None
     try:
         url = process.stdout.readline().decode().strip()
+        # The first picture loads the renderer, and a child writes the script of live charts: some
+        # 200 MiB that no client has to answer for.
+        for path in ("plan?model=qwen3-8b&card=rtx-4090&whole=1", "static/vega.js"):
+            urllib.request.urlopen(f"{url.rstrip('/')}/{path}", timeout=60).read()
         yield int(url.rpartition(":")[2]), process.pid
     finally:
         process.kill()
