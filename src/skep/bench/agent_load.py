@@ -342,7 +342,7 @@ class AgentBench:
 
     async def warm_up(self) -> None:
         """Send each shared beginning once: a server in use has had them from earlier sessions."""
-        widest = self.plan.concurrency[-1]
+        widest = max(self.plan.concurrency)
         shared: dict[str, int] = {}
         for conversation in self._conversations(self.plan.sessions_at(widest)):
             for part in conversation.all():

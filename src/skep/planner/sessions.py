@@ -122,7 +122,6 @@ class _SessionPlay:
         self._idle = set(range(len(self.replicas)))
         self._order = 0
         self._sent: dict[int, PlayedSession] = {}  # by the id of its sequence
-        self._begun: dict[int, float] = {}
 
     def run(self) -> SessionOutcome:
         for _ in range(min(self._at_once, len(self._waiting))):
