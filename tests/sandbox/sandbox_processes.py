@@ -20,7 +20,7 @@ def descendants(pid):
     return pids
 
 
-def wait_until(happens, seconds=5.0):
+def wait_until(happens, seconds=30.0):
     """Wait until a condition holds: the end of another process has no event here."""
     deadline = time.monotonic() + seconds
     while not happens() and time.monotonic() < deadline:

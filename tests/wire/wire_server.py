@@ -48,7 +48,7 @@ class Service:
         await hang_up(writer)
 
 
-async def until(happened, timeout_s=5.0):
+async def until(happened, timeout_s=30.0):
     async with asyncio.timeout(timeout_s):
         while not happened():
             await asyncio.sleep(0)

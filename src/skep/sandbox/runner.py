@@ -28,7 +28,7 @@ from skep.sandbox.launcher import BEGIN, setup_text
 from skep.sandbox.view import view
 
 START_S = 10.0
-DYING_S = 1.0  # for a launcher whose sockets are closed already
+DYING_S = 5.0  # for a launcher whose sockets are closed already, on a busy machine
 GRACE_S = 30.0  # beyond a run's own limit, for a machine that is very busy
 
 

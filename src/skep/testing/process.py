@@ -106,7 +106,7 @@ class FakeEngine:
         """
         self._call("POST", "/fake/fault", fault)
 
-    def wait_for(self, timeout_s: float = 10.0, **state: Any) -> dict[str, Any]:
+    def wait_for(self, timeout_s: float = 30.0, **state: Any) -> dict[str, Any]:
         """Wait for a state, such as `wait_for(running=1)`, and return it.
 
         A counter may be higher than asked for.
