@@ -183,6 +183,13 @@ def test_bytes_that_are_no_text_are_refused(fault):
     assert "is not JSON" in fault(b"\x1f\x8b\x08\x00\xff\xfe\n").message
 
 
+def test_a_line_that_is_nested_too_deeply_is_refused(fault):
+    """It ended in a traceback."""
+    content = b"[" * 200_000 + b"]" * 200_000
+    line = b'{"session_id": "a", "messages": [{"role": "user", "content": %b}]}\n' % content
+    assert "is nested too deeply" in fault(line).message
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot read"):
         read_trace(tmp_path / "none.jsonl")

@@ -122,6 +122,13 @@ def test_an_answer_that_comes_back_has_the_tokens_it_had():
     assert prompt_stream(following).startswith(first)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 70, 200])
+@pytest.mark.parametrize("seed", [0, 7, 68, 4_000_000_000])
+def test_the_tokens_of_an_answer_are_those_of_its_words(seed, tokens):
+    message = Message("assistant", answer_text(seed, tokens))
+    assert answer_stream(seed, tokens) in prompt_stream([message])
+
+
 def test_texts_that_differ_in_their_last_letters_have_other_tokens():
     streams = [prompt_stream([Message("user", text)]) for text in ("mend itx", "mend ity", "m")]
     assert len(set(streams)) == 3

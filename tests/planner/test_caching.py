@@ -125,6 +125,17 @@ def test_a_prompt_on_its_way_from_ram_can_be_cancelled():
     assert machine.cache.used_blocks == 0
 
 
+def test_what_a_cancelled_prompt_would_have_computed_behind_its_kv_in_ram_is_no_hit():
+    machine = replica(pool_tokens=30_000, ram_tokens=100_000, tokens_per_s=1000)
+    play(machine, sequence(1, 16_000, 16, name="a"))
+    play(machine, sequence(2, 28_000, 16, name="b"))
+    entry = sequence(3, 24_000, 16, name="a")
+    machine.submit(entry)
+    machine.next_pass()
+    machine.cancel(entry)
+    assert machine.cache.held(entry.blocks) * BLOCK <= 16_016
+
+
 LENGTHS = st.tuples(st.integers(1, 4000), st.integers(1, 600), st.integers(0, 3))
 
 

@@ -142,6 +142,8 @@ def _decoded(decoder: msgspec.json.Decoder[TraceLine], data: bytes, name: str) -
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         raise UserError(f"{name} is no request of a trace: {error}", hint=FORMATS_HINT) from None
+    except RecursionError:
+        raise UserError(f"{name} is nested too deeply", hint=FORMATS_HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         if not data.endswith(b"\n"):
             hint = "the file ends in the middle of a line: fetch it again, or remove that line"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -76,7 +77,18 @@ def prompt_stream(messages: Sequence[Message], tools: Any = None) -> bytes:
 
 def answer_stream(seed: int, tokens: int) -> bytes:
     """Return the tokens of an answer, as they stand in the prompt of the next turn."""
-    return b"".join(_word_token(word(seed, place)) for place in range(tokens))
+    if not tokens:
+        return b""
+    first = (seed + 1) % len(_CYCLE)  # the word behind the mark
+    repeats = (first + tokens) // len(_CYCLE) + 1
+    words = _cycle_stream() * repeats
+    begin = first * TOKEN_BYTES
+    return _word_token(MARK) + words[begin : begin + (tokens - 1) * TOKEN_BYTES]
+
+
+@cache
+def _cycle_stream() -> bytes:
+    return b"".join(map(_word_token, _CYCLE))
 
 
 def _tokens(text: str) -> bytes:

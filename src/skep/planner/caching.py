@@ -101,15 +101,15 @@ class CachingReplica(SimulatedReplica):
         return PassResult(tuple(started), result.ended, tuple(preempted), tuple(resumed))
 
     def cancel(self, sequence: Sequence) -> None:
-        if not sequence.is_released and self._drop_loading(sequence):
-            sequence.is_released = True
-            self._give_back(sequence)
+        if sequence.is_released:
             return
-        was_waiting = sequence in self.waiting
-        was_filling = sequence in self.filling
         sequence.answer_blocks = ()  # it will not be written to its end
+        if self._drop_loading(sequence):
+            # A prompt on its way from RAM is computed no more than one that is being read.
+            self.filling.append(sequence)
+        was_filling = sequence in self.filling
         super().cancel(sequence)
-        if was_filling and not was_waiting:
+        if was_filling:
             self.cache.forget(sequence.blocks[self._computed_blocks(sequence) :])
 
     # Called by SimulatedReplica
