@@ -19,7 +19,7 @@ from skep.bench.summary import limit_reason
 from skep.stats.percentiles import Percentiles, mean_t_interval, percentiles, runs_interval
 from skep.stats.turning import LevelPoint, find_turning
 from skep.store.records import ClientSample, LevelFact, Request
-from skep.units import Interval
+from skep.units import Interval, known
 
 CONVERSATIONS = "conversations"  # the fact that says what was planned
 SESSION_SEARCH = "session search"  # the fact that says where a search for the cliff stopped
@@ -54,6 +54,10 @@ class AgentRun(msgspec.Struct, frozen=True):
     output_tok_s: float
     prompt_tok_s: float | None
     preemptions: int | None
+    failed: int = 0  # turns
+    session_p50_s: float | None = None
+    ttft_p50_ms: float | None = None  # of later turns
+    ttft_p95_ms: float | None = None
     limited: str = ""  # why the client was the limit; empty: it was not
 
 
@@ -89,9 +93,14 @@ class AgentLevel(msgspec.Struct, frozen=True):
         return bool(self.runs) and all(run.limited for run in self.runs)
 
     @property
+    def counted(self) -> list[AgentRun]:
+        """Return the runs that its figures are made of."""
+        return [run for run in self.runs if self.limited or not run.limited]
+
+    @property
     def turns_of_runs(self) -> list[float]:
         """Return turns a minute of the runs that its figures are made of."""
-        return [run.turns_per_min for run in self.runs if self.limited or not run.limited]
+        return [run.turns_per_min for run in self.counted]
 
     @property
     def requests(self) -> int:
@@ -135,6 +144,54 @@ class AgentsSummary(msgspec.Struct, frozen=True):
     simulated: bool = False
     search: SessionSearchEnd | None = None
     unfinished_level: int | None = None  # the run was broken off in it, and no level had ended
+
+
+class SessionsAtBest(msgspec.Struct, frozen=True):
+    """What a list tells of a run: the level with the most turns a minute, and the cliff."""
+
+    sessions: int
+    turns_per_min: float
+    session_p50_s: float | None
+    ttft_p50_ms: float | None  # of later turns
+    ttft_p95_ms: float | None
+    hit_rate: float | None
+    possible_hit_rate: float | None
+    cliff: int | None  # None: none is shown
+
+
+def sessions_at_best(summary: AgentsSummary) -> SessionsAtBest | None:
+    """Return what a list tells of a run; None: no level has a figure that counts."""
+    best = best_level(summary.levels)
+    if best is None:
+        return None
+    return SessionsAtBest(
+        sessions=best.sessions,
+        turns_per_min=best.turns_per_min or 0.0,
+        session_p50_s=p50_of(best.session_s),
+        ttft_p50_ms=p50_of(best.ttft_ms),
+        ttft_p95_ms=p95_of(best.ttft_ms),
+        hit_rate=best.hit_rate,
+        possible_hit_rate=best.possible_hit_rate,
+        cliff=None if summary.cliff is None else summary.cliff.sessions,
+    )
+
+
+def p50_of(times: Percentiles | None) -> float | None:
+    if times is None:
+        return None
+    return times.p50
+
+
+def p95_of(times: Percentiles | None) -> float | None:
+    if times is None:
+        return None
+    return times.p95
+
+
+def best_level(levels: Sequence[AgentLevel]) -> AgentLevel | None:
+    """Return the level with the most turns a minute that the client did not limit."""
+    ranked = [level for level in levels if known(level.turns_per_min) and not level.limited]
+    return max(ranked, key=lambda level: level.turns_per_min or 0.0, default=None)
 
 
 def agents_summary(
@@ -419,6 +476,7 @@ class _PlayedRun:
         preemptions = self._counters.get("preemptions")
         wall_s = self.wall_s
         turns = len(self.answered)
+        ttft_ms = percentiles(ttft_values(self.later_turns))
         return AgentRun(
             repeat=self._repeat,
             wall_s=wall_s,
@@ -431,6 +489,10 @@ class _PlayedRun:
             output_tok_s=_rate(self.output_tokens, wall_s) or 0.0,
             prompt_tok_s=_rate(self.total.prompt, wall_s),
             preemptions=None if preemptions is None else round(preemptions),
+            failed=len(self.rows) - turns,
+            session_p50_s=p50_of(percentiles(self.session_s)),
+            ttft_p50_ms=p50_of(ttft_ms),
+            ttft_p95_ms=p95_of(ttft_ms),
             limited=self.limited,
         )
 

@@ -39,6 +39,7 @@ from skep.units import UNKNOWN, shortened
 
 Figure = Callable[[Sequence[Request], int], float | None]
 FEWEST_PAIRS = 3
+ONE_RUN = "one run of a level shows no spread; measure two or more that count"
 LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
 # Settings that may differ between repeats of the same work: chance, timeouts, how the client is
 # built, and settings of old stores.
@@ -255,8 +256,7 @@ def _compared(
         confidence=confidence,
     )
     if judgement is Judgement.UNKNOWN:
-        why = "one run of a level shows no spread; measure two or more that count"
-        return replace(unjudged, ratio=ratio, why=why)
+        return replace(unjudged, ratio=ratio, why=ONE_RUN)
     return replace(unjudged, ratio=ratio, judgement=judgement)
 
 

@@ -6,6 +6,7 @@ import os
 
 from msgspec.structs import replace
 
+from skep.bench.agent_compare import AgentsSide, load_side
 from skep.bench.compare import (
     ABResult,
     ComparedRun,
@@ -18,7 +19,7 @@ from skep.bench.compare import (
     run_ab,
 )
 from skep.bench.session import SessionProgress
-from skep.bench.stored_run import MIXED, load_run
+from skep.bench.stored_run import AGENTS, MIXED, load_run
 from skep.cli.bench import ABOptions, CompareOptions
 from skep.cli.options import EndpointOptions, existing, run_measuring
 from skep.cli.sweep import level_view, levels_of, maker_for, sweep_plan
@@ -30,6 +31,7 @@ from skep.report.columns import print_records
 from skep.report.tables import CompareResult, comparison_columns, group_by_level
 from skep.report.terminal import note, print_json
 from skep.store.database import open_store
+from skep.store.records import StoredRun
 from skep.units import parse_positive_seconds, parse_share
 
 MOST_DIFFERENCES = 12  # that a warning names
@@ -40,9 +42,13 @@ def run_compare_command(options: CompareOptions) -> int:
     allowed = parse_share(options.threshold, "--threshold")
     with existing() as store:
         a, b = chosen_runs(store, options.a, options.b)
+        run_a = store.run(a)
+        run_b = store.run(b)
+        check_kinds(run_a, run_b)
+        if run_a.kind == AGENTS:
+            return compare_agent_runs(load_side(store, run_a), load_side(store, run_b), options)
         run_a, summary_a, rows_a = load_run(store, a)
         run_b, summary_b, rows_b = load_run(store, b)
-        check_kinds(run_a, run_b)
         if run_a.kind == MIXED:
             return compare_mixed_runs(
                 (load_mixed(store, run_a), load_mixed(store, run_b)), allowed, options
@@ -54,17 +60,42 @@ def run_compare_command(options: CompareOptions) -> int:
     if not comparison:
         hint = "measure both with the same --concurrency"
         raise UserError(f"`{run_a.id}` and `{run_b.id}` have no level in common", hint=hint)
-    differ = [f"{key} {a} and {b}" for key, (a, b) in differing((run_a, run_b)).items()]
-    note(
-        *(
-            [f"warning: these settings differ: {'; '.join(differ[:MOST_DIFFERENCES])}"]
-            if differ
-            else []
-        )
-    )
-    note(*(f"SIMULATED: no model ran in {run.id}" for run in (run_a, run_b) if run.simulated))
+    warn_of(run_a, run_b)
     outcome = CompareResult(comparison, regressions(*sides, allowed), allowed)
     return tell(outcome, (run_a.id, run_b.id), as_json=options.as_json)
+
+
+def warn_of(a: StoredRun, b: StoredRun) -> None:
+    """Say what differs between two runs, and which of them are simulated."""
+    differ = [f"{key} {of_a} and {of_b}" for key, (of_a, of_b) in differing((a, b)).items()]
+    if differ:
+        note(f"warning: these settings differ: {'; '.join(differ[:MOST_DIFFERENCES])}")
+    note(*(f"SIMULATED: no model ran in {run.id}" for run in (a, b) if run.simulated))
+
+
+def compare_agent_runs(a: AgentsSide, b: AgentsSide, options: CompareOptions) -> int:
+    """Print turns a minute, session times, first tokens and hits. Return the exit code.
+
+    Raises UserError where the two played other sessions, or no level is in both.
+    """
+    from skep.report.agents_comparison import judged_agents
+
+    allowed = parse_share(options.threshold, "--threshold")
+    judged = judged_agents(a, b, allowed, anyway=options.anyway)
+    if judged.compared.unlike and not options.anyway:
+        raise UserError(
+            f"`{a.run.id}` and `{b.run.id}` played other sessions: {judged.compared.unlike}",
+            hint="measure both with the same load and --seed, or add --anyway to go on",
+        )
+    if not judged.compared.comparisons:
+        hint = "measure both with the same --concurrency"
+        raise UserError(f"`{a.run.id}` and `{b.run.id}` have no level in common", hint=hint)
+    warn_of(a.run, b.run)
+    if options.as_json:
+        print_json(judged.document())
+    else:
+        judged.print()
+    return judged.result.exit_code
 
 
 def compare_mixed_runs(

@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+from msgspec import to_builtins
+
+from skep.bench.agent_figures import SessionsAtBest, sessions_at_best
 from skep.bench.metrics import SweepSummary
 from skep.bench.stored_run import AGENTS, MIXED, QUALITY, load_agents, load_run
 from skep.cli.options import existing
@@ -15,6 +19,7 @@ from skep.errors import UserError
 from skep.files import HTML, OutputFile
 from skep.paths import user_paths
 from skep.quality.mixed_compare import load_mixed
+from skep.report.agents import best_words
 from skep.report.stored import drawn
 from skep.report.tables import levels_text, requests_text
 from skep.report.terminal import day_and_time, note, picked, print_list, print_table
@@ -30,11 +35,10 @@ RUN_KEYS = (
 def print_runs(limit: int, *, as_json: bool) -> None:
     columns = "RUN|WHEN~1|KIND|STATE|MODEL|C~3|>REQUESTS~4|URL~5|NOTE~2"
     none_yet = "no runs yet; `skep bench sweep` makes one"
-    document = lambda row: {**picked(row[0], RUN_KEYS), "failed": row[1]}  # noqa: E731
     print_list(
         _runs(limit),
         partial(print_table, columns, _run_cells),
-        document,
+        _run_document,
         as_json=as_json,
         none_yet=none_yet,
     )
@@ -54,21 +58,40 @@ def write_reports(run: Sequence[str], output: OutputFile) -> None:
     note(f"{latest} written to {output}")
 
 
-def _runs(limit: int) -> list[tuple[StoredRun, int]]:
-    """Return the runs, and how many of the requests of each failed."""
+class ListedRun(msgspec.Struct, frozen=True):
+    """A run, how many of its requests failed, and of sessions what they got."""
+
+    run: StoredRun
+    failed: int
+    sessions: SessionsAtBest | None = None
+
+
+def _runs(limit: int) -> list[ListedRun]:
     with read_store(user_paths(os.environ).store) as store:
-        return [
-            (run, sum(not row.ok for row in store.requests(run.id))) for run in store.runs(limit)
-        ]
+        return [_listed(store, run) for run in store.runs(limit)]
 
 
-def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
-    run, failed = row
+def _listed(store: Store, run: StoredRun) -> ListedRun:
+    failed = sum(not row.ok for row in store.requests(run.id))
+    if run.kind != AGENTS:
+        return ListedRun(run, failed)
+    _, summary = load_agents(store, run.id)
+    return ListedRun(run, failed, sessions_at_best(summary))
+
+
+def _run_document(listed: ListedRun) -> dict[str, Any]:
+    sessions = to_builtins(listed.sessions)
+    return {**picked(listed.run, RUN_KEYS), "failed": listed.failed, "sessions": sessions}
+
+
+def _run_cells(listed: ListedRun) -> list[Any]:
+    run = listed.run
     levels = ",".join(str(level) for level in run.config.get("concurrency", ()))
     notes = [
         run.error or "",
-        f"{failed} failed" if failed else "",
+        f"{listed.failed} failed" if listed.failed else "",
         "simulated" if run.simulated else "",
+        best_words(listed.sessions) if listed.sessions is not None else "",
     ]
     if run.config.get("max_concurrency") and (
         run.config.get("to_saturation") or run.config.get("slo")

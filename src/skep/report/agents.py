@@ -14,6 +14,7 @@ from skep.bench.agent_figures import (
     AgentLevel,
     AgentsSummary,
     SessionCliff,
+    SessionsAtBest,
     SessionSearchEnd,
 )
 from skep.bench.agent_load import AgentPlan, session_count
@@ -45,6 +46,32 @@ TOLD_HINT = (
 
 def spread_text(level: AgentLevel) -> str:
     return range_text(level.turns_interval, level.turns_of_runs)
+
+
+def best_words(best: SessionsAtBest) -> str:
+    """Return "31 turns/min with 8 sessions", and what a turn and a session take there."""
+    words = [f"{number(best.turns_per_min)} turns/min with {session_count(best.sessions)}"]
+    if best.session_p50_s is not None:
+        words.append(f"session {seconds(best.session_p50_s)}")
+    if best.ttft_p50_ms is not None:
+        words.append(f"TTFT {first_token_words(best)}")
+    if best.hit_rate is not None:
+        words.append(f"hits {hit_words(best.hit_rate, best.possible_hit_rate)}")
+    if best.cliff is not None:
+        words.append(f"cliff beyond {best.cliff}")
+    return ", ".join(words)
+
+
+def first_token_words(best: SessionsAtBest) -> str:
+    """Return "400 ms (p95 2.1 s)", of later turns."""
+    return f"{milliseconds(best.ttft_p50_ms)} (p95 {milliseconds(best.ttft_p95_ms)})"
+
+
+def hit_words(hit_rate: float, possible: float | None) -> str:
+    """Return the hits beside the possible ones, where these are known."""
+    if possible is None:
+        return as_percent(hit_rate)
+    return f"{as_percent(hit_rate)} of {as_percent(possible)}"
 
 
 def warm_text(level: AgentLevel) -> str | None:
@@ -116,7 +143,7 @@ def print_agents(summary: AgentsSummary) -> None:
 
 def agent_remarks(summary: AgentsSummary) -> list[str]:
     """Return the sentences below the table: the cliff, the end of the search, warnings."""
-    remarks = [*_cliff_sentences(summary)]
+    remarks = [*cliff_sentences(summary)]
     if summary.search is not None:
         remarks.append(search_sentence(summary.search))
     if not summary.hits_told:
@@ -140,7 +167,7 @@ def cliff_sentence(cliff: SessionCliff) -> str:
     return f"{beyond}: with {cliff.beyond} {loss}"
 
 
-def _cliff_sentences(summary: AgentsSummary) -> Iterator[str]:
+def cliff_sentences(summary: AgentsSummary) -> Iterator[str]:
     levels = summary.levels
     if summary.cliff is not None:
         yield cliff_sentence(summary.cliff)

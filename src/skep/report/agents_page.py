@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from skep.bench.agent_figures import AgentLevel, AgentsSummary, SessionCliff
+from skep.bench.agent_figures import AgentLevel, AgentsSummary, SessionCliff, best_level
 from skep.report import theme
 from skep.report.agents import agent_columns, agent_remarks, cliff_sentence
 from skep.report.charts import (
@@ -47,7 +47,7 @@ def agents_page(run: StoredRun, summary: AgentsSummary, rows: Sequence[Request])
         "agents",
         terms_kind="agents",
         summary=summary,
-        best=_best(levels),
+        best=best_level(levels),
         last=levels[-1] if levels else None,
         cliff_words=cliff_sentence(summary.cliff) if summary.cliff else None,
         checks=agent_remarks(summary),
@@ -59,17 +59,11 @@ def agents_page(run: StoredRun, summary: AgentsSummary, rows: Sequence[Request])
     )
 
 
-def _best(levels: Sequence[AgentLevel]) -> AgentLevel | None:
-    """Return the level with the most turns a minute that the client did not limit."""
-    ranked = [level for level in levels if known(level.turns_per_min) and not level.limited]
-    return max(ranked, key=lambda level: level.turns_per_min or 0.0, default=None)
-
-
 def _table(levels: Sequence[AgentLevel]) -> Markup | None:
     if not levels:
         return None
     columns = present(agent_columns(_TABLE), levels)
-    best = _best(levels)
+    best = best_level(levels)
     tinted = [place for place, level in enumerate(levels) if level is best]
     return html_table("All levels", columns, levels, tinted)
 
@@ -81,7 +75,7 @@ def turns_chart(levels: Sequence[AgentLevel], cliff: SessionCliff | None = None)
         [(level.sessions, level.turns_per_min or 0.0) for level in measured],
         theme.HONEY,
         hollow=[level.sessions for level in measured if level.limited],
-        ranges={level.sessions: _range(level) for level in measured},
+        ranges={level.sessions: turns_range(level) for level in measured},
         shaded=True,
     )
     spec = curves_chart(
@@ -91,10 +85,10 @@ def turns_chart(levels: Sequence[AgentLevel], cliff: SessionCliff | None = None)
         room=1.3,
         marks_of=partial(_cliff_marks, cliff),
     )
-    return _over_sessions(spec)
+    return over_sessions(spec)
 
 
-def _range(level: AgentLevel) -> tuple[float, float]:
+def turns_range(level: AgentLevel) -> tuple[float, float]:
     """Return the interval of the mean, or the slowest and the fastest run."""
     interval = level.turns_interval
     if interval is not None:
@@ -112,7 +106,7 @@ def first_token_chart(levels: Sequence[AgentLevel]) -> Spec | None:
         "p50": [(sessions, times.p50) for sessions, times in timed],
         "p95": [(sessions, times.p95) for sessions, times in timed],
     }
-    return _over_sessions(latency_chart(curves, theme.SKY, 200))
+    return over_sessions(latency_chart(curves, theme.SKY, 200))
 
 
 def hits_chart(levels: Sequence[AgentLevel], cliff: SessionCliff | None = None) -> Spec | None:
@@ -128,7 +122,7 @@ def hits_chart(levels: Sequence[AgentLevel], cliff: SessionCliff | None = None) 
         ChartCurve(hits, theme.PLUM, end=f"hits  {percent(hits[-1][1])}"),
     ]
     spec = curves_chart(curves, "%", room=1.2, marks_of=partial(_cliff_marks, cliff))
-    return _over_sessions(spec)
+    return over_sessions(spec)
 
 
 def _rates(
@@ -155,7 +149,7 @@ def _cliff_marks(
     return {"turning": [row], "brackets": [row]}, [text]
 
 
-def _over_sessions(spec: Spec | None) -> Spec | None:
+def over_sessions(spec: Spec | None) -> Spec | None:
     """Say on the x axis that a level is a number of sessions, and return the chart."""
     if spec is not None:
         axis = spec["encoding"]["x"]

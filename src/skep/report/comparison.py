@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from markupsafe import Markup
 
+from skep.bench.agent_figures import AgentsSummary
 from skep.bench.compare import differing
 from skep.bench.metrics import Comparison, SweepSummary
 from skep.quality.mixed_figures import MixedSummary
@@ -28,7 +29,7 @@ from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
 from skep.units import known, moment, number, printable, shortened
 
-Summary = TypeVar("Summary", SweepSummary, MixedSummary)
+Summary = TypeVar("Summary", SweepSummary, MixedSummary, AgentsSummary)
 Entries = Sequence[tuple[StoredRun, SweepSummary]]
 MOST_RUNS = len(theme.SERIES)
 _LONGEST_NAME = 70
@@ -205,11 +206,7 @@ def _side(side: str) -> Column[Comparison]:
     return Column(side, side.upper(), attrgetter(side), html=cell)
 
 
-_COMPARED: tuple[Column[Comparison], ...] = (
-    Column("concurrency", "C", lambda comparison: comparison.concurrency),
-    Column("metric", "Figure", lambda comparison: comparison.metric, right=False),
-    _side("a"),
-    _side("b"),
+RATIO_COLUMNS: tuple[Column[Comparison], ...] = (
     Column("ratio", "B / A", at("ratio.estimate"), partial(number, digits=3), style="strong"),
     Column(
         "interval",
@@ -228,9 +225,18 @@ _COMPARED: tuple[Column[Comparison], ...] = (
         style=lambda comparison: _STYLES.get(comparison.judgement, "left soft"),
     ),
 )
+_COMPARED: tuple[Column[Comparison], ...] = (
+    Column("concurrency", "C", lambda comparison: comparison.concurrency),
+    Column("metric", "Figure", lambda comparison: comparison.metric, right=False),
+    _side("a"),
+    _side("b"),
+    *RATIO_COLUMNS,
+)
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
+def comparison_table(
+    comparisons: Sequence[Comparison], columns: Sequence[Column[Comparison]] = _COMPARED
+) -> Markup:
     """Return one row for each figure of each level, with the ratio, its interval and what it
     means.
     """
@@ -238,7 +244,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     below = ", ".join(
         f"{counts[judgement]} {judgement.value}" for judgement in Judgement if counts[judgement]
     )
-    table = html_table("All figures by level", _COMPARED, comparisons)
+    table = html_table("All figures by level", columns, comparisons)
     return table + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(
         below
     )

@@ -5,7 +5,9 @@ run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from skep.bench.agent_compare import load_side
 from skep.bench.compare import ComparedRun, check_kinds, compare
 from skep.bench.metrics import Comparison, SweepSummary
 from skep.bench.stored_run import (
@@ -44,7 +46,11 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
         from skep.report.quality import quality_page
 
         return quality_page(run, quality_of(store, run))
-    if run.kind == AGENTS and len(runs) == 1:
+    if run.kind == AGENTS and len(runs) > 1:
+        from skep.report.agents_comparison import agents_comparison_page
+
+        return agents_comparison_page([load_side(store, run) for run in runs])
+    if run.kind == AGENTS:
         return agents_report(store, run)
     if len(runs) > 1:
         from skep.report.comparison import comparison_page
@@ -86,6 +92,18 @@ def comparisons_of(store: Store, loaded: Sequence[LoadedRun]) -> list[Comparison
 
         return list(compare_mixed(load_mixed(store, a), load_mixed(store, b)).found)
     return compare(ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b))
+
+
+def comparison_document(store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
+    """Return the figures of the second run against the first, as a program reads them."""
+    if runs[0].kind != AGENTS:
+        loaded = [load_run(store, run.id) for run in runs]
+        return {"comparisons": comparisons_of(store, loaded)}
+    from skep.report.agents_comparison import judged_agents
+
+    a, b = (load_side(store, run) for run in runs)
+    judged = judged_agents(a, b)
+    return {"comparisons": judged.compared.comparisons, "sessions": judged.sessions_document()}
 
 
 def quality_of(store: Store, run: StoredRun) -> QualitySummary:

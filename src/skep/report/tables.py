@@ -6,7 +6,7 @@ What is unknown is None: a dash in Markdown, an empty field in CSV.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -225,7 +225,7 @@ class CompareResult(msgspec.Struct, frozen=True):
         match self.verdict:
             case "regression":
                 losses = [
-                    f"{_figure_name(comparison)} ({100 * loss(comparison):.1f} % worse)"
+                    f"{self.figure_name(comparison)} ({100 * loss(comparison):.1f} % worse)"
                     for comparison in self.worse[:3]
                 ]
                 losses = [*self.worse_words, *losses]
@@ -257,10 +257,10 @@ class CompareResult(msgspec.Struct, frozen=True):
         beyond = f"more than {100 * self.allowed:g} %, at 95 % over all"
         remarks = []
         for comparison in self.comparisons:
-            name = _figure_name(comparison)
+            name = self.figure_name(comparison)
             is_worse = comparison.judgement is Judgement.WORSE
             is_judged = is_worse or comparison.judgement is Judgement.BETTER
-            if is_judged and comparison.metric not in SHOWN:
+            if is_judged and comparison.metric not in self.shown():
                 remarks.append(f"{name}, B / A: {ratio_cell(comparison)}")
             if is_worse and (comparison.concurrency, comparison.metric) not in regressions:
                 remarks.append(
@@ -269,10 +269,15 @@ class CompareResult(msgspec.Struct, frozen=True):
                 )
         return [*remarks, *self._not_compared()]
 
-    def _has_judgement(self) -> bool:
-        return any(
-            comparison.judgement is not Judgement.UNKNOWN for comparison in self.comparisons
-        )
+    def figure_name(self, comparison: Comparison) -> str:
+        return f"{comparison.metric} at {self.level_name(comparison.concurrency)}"
+
+    def level_name(self, level: int) -> str:
+        return f"C={level}"
+
+    def shown(self) -> Collection[str]:
+        """Return the figures that the table has room for."""
+        return SHOWN
 
     def _not_compared(self) -> list[str]:
         """Return each reason once, with the levels that could not be judged for it."""
@@ -284,7 +289,9 @@ class CompareResult(msgspec.Struct, frozen=True):
         remarks = []
         for why in reasons:
             concerned = (comparison for comparison in self.comparisons if comparison.why == why)
-            levels = dict.fromkeys(f"C={comparison.concurrency}" for comparison in concerned)
+            levels = dict.fromkeys(
+                self.level_name(comparison.concurrency) for comparison in concerned
+            )
             remarks.append(f"{' and '.join(levels)} not compared: {why}")
         return remarks
 
@@ -343,7 +350,3 @@ def ratio_cell(comparison: Comparison) -> str:
     ratio = comparison.ratio
     mark = MARKS[comparison.judgement]
     return f"{ratio.estimate:.2f} ({ratio.low:.2f}..{ratio.high:.2f}) {mark}"
-
-
-def _figure_name(comparison: Comparison) -> str:
-    return f"{comparison.metric} at C={comparison.concurrency}"

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from skep.bench.stored_run import load_run
 from skep.monitor.describe import in_words
 from skep.monitor.history import SeriesHistory, history_of
 from skep.monitor.overview import TargetPair, pair_of
@@ -21,7 +20,7 @@ from skep.monitor.records import SeriesKey
 from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.series_chart import Picture, when, zone_name
-from skep.report.stored import comparisons_of
+from skep.report.stored import comparison_document
 from skep.store.database import Store
 from skep.store.records import StoredRun
 from skep.web.context import Site
@@ -56,11 +55,10 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
         run_documents.append(
             {**same, "model": site.label(run.model), "levels": RunCache().levels(store, run)}
         )
+    document = {"runs": run_documents}
     if len(runs) == 2:
-        pair = [load_run(store, run.id) for run in runs]
-    else:
-        pair = []
-    return {"runs": run_documents, "comparisons": comparisons_of(store, pair)}
+        return {**document, **comparison_document(store, runs)}
+    return {**document, "comparisons": []}
 
 
 def shared_keys(series: SeriesStore, query: HistoryQuery) -> list[SeriesKey]:

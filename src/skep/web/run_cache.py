@@ -15,13 +15,16 @@ from urllib.parse import urlsplit
 import msgspec
 from markupsafe import Markup
 
+from skep.bench.agent_figures import AgentLevel, SessionsAtBest, sessions_at_best
 from skep.bench.metrics import LevelSummary
 from skep.bench.stored_run import (
+    AGENTS,
     JUDGED,
     QUALITY,
     TIMED,
     TUNE_QUALITY,
     check_drawn_together,
+    load_agents,
     load_run,
 )
 from skep.errors import SkepError, UserError
@@ -32,6 +35,7 @@ from skep.store.database import Store
 from skep.store.records import StoredRun
 from skep.web.context import is_near
 
+RunLevels = tuple[LevelSummary, ...] | tuple[AgentLevel, ...]
 _MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
 
 
@@ -98,6 +102,7 @@ class RunFigures(msgspec.Struct, frozen=True):
     failed: int = 0
     client_limited: bool = False  # at the best level: a lower bound
     conclusion: str = ""  # of judged runs
+    sessions: SessionsAtBest | None = None  # of runs that held sessions
 
 
 class RunCache:
@@ -108,7 +113,7 @@ class RunCache:
 
     def __init__(self) -> None:
         self._figures: dict[str, RunFigures] = {}
-        self._levels: dict[str, tuple[LevelSummary, ...]] = {}
+        self._levels: dict[str, RunLevels] = {}
         self._making = threading.Lock()  # two that ask at once share what is worked out
 
     def figures(self, store: Store, run: StoredRun) -> RunFigures:
@@ -118,34 +123,31 @@ class RunCache:
                 self._figures[run.id] = figures
         return figures
 
-    def levels(self, store: Store, run: StoredRun) -> tuple[LevelSummary, ...]:
+    def levels(self, store: Store, run: StoredRun) -> RunLevels:
         """Return the levels of one run, as measured; none where nothing was, or where its levels
         are no loads.
         """
-        levels = self._levels.get(run.id, ())
+        levels: RunLevels = self._levels.get(run.id, ())
         if not levels and run.kind not in JUDGED:
             with suppress(SkepError):
-                levels = tuple(load_run(store, run.id)[1].levels)
+                levels = levels_of(store, run)
             if run.state.is_final:
                 self._levels[run.id] = levels
         return levels
 
 
+def levels_of(store: Store, run: StoredRun) -> RunLevels:
+    if run.kind == AGENTS:
+        return load_agents(store, run.id)[1].levels
+    return tuple(load_run(store, run.id)[1].levels)
+
+
 def figures_of(store: Store, run: StoredRun) -> RunFigures:
+    if run.kind == AGENTS:
+        return _figures_of_sessions(store, run)
     try:
         if run.kind in JUDGED:
-            failures = store.read(
-                "SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id
-            )
-            if run.kind == QUALITY:
-                words = conclusion(quality_of(store, run))
-            else:
-                spot = mixed_of(store, run).advice.concurrency
-                if spot is None:
-                    words = "no sweet spot"
-                else:
-                    words = f"sweet spot at C = {spot}"
-            return RunFigures(failed=int(failures[0][0]), conclusion=words)
+            return _figures_of_judged(store, run)
         _, summary, rows = load_run(store, run.id)
     except SkepError:
         return RunFigures()  # nothing was measured
@@ -161,6 +163,28 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
     at = best.concurrency if closed else None
     ttft_ms = alone.ttft_ms.p50 if alone and alone.ttft_ms else None
     return RunFigures(best.effective_tok_s, at, ttft_ms, failed, best.client_limited)
+
+
+def _figures_of_judged(store: Store, run: StoredRun) -> RunFigures:
+    failures = store.read(
+        "SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id
+    )
+    if run.kind == QUALITY:
+        words = conclusion(quality_of(store, run))
+    else:
+        spot = mixed_of(store, run).advice.concurrency
+        if spot is None:
+            words = "no sweet spot"
+        else:
+            words = f"sweet spot at C = {spot}"
+    return RunFigures(failed=int(failures[0][0]), conclusion=words)
+
+
+def _figures_of_sessions(store: Store, run: StoredRun) -> RunFigures:
+    """Return what a list tells of a run that held sessions: turns and hits, no tok/s."""
+    _, summary = load_agents(store, run.id)
+    failed = sum(not row.ok for row in store.requests(run.id))
+    return RunFigures(failed=failed, sessions=sessions_at_best(summary))
 
 
 _STACKED = ' style="display:grid;gap:16px"'

@@ -17,8 +17,18 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from skep.bench.stored_run import JUDGED, OF_A_TUNING, kept_words, load_run
+from skep.bench.agent_figures import AgentsSummary
+from skep.bench.metrics import SweepSummary
+from skep.bench.stored_run import (
+    AGENTS,
+    JUDGED,
+    OF_A_TUNING,
+    kept_words,
+    load_agents,
+    load_run,
+)
 from skep.errors import UserError
+from skep.report.agents import best_words, first_token_words
 from skep.report.columns import Column, at, documents, plain_columns
 from skep.report.stored import drawn
 from skep.store.database import Store
@@ -158,11 +168,18 @@ def run_columns(site: Site) -> list[Column[Listed]]:
             "best_at=told.best_at ttft_ms=told.ttft_ms client_limited=told.client_limited"
         ),
         Column("conclusion", "conclusion", lambda row: at("told.conclusion")(row) or None),
+        *plain_columns("sessions=told.sessions"),
         of_run("url", lambda run: None if site.hides_private else site.hide(run.url)),
         *plain_columns(
             "fingerprint=run.fingerprint skep_version=run.skep_version error=run.error"
         ),
     ]
+
+
+def _summary_of(store: Store, run: StoredRun) -> SweepSummary | AgentsSummary:
+    if run.kind == AGENTS:
+        return load_agents(store, run.id)[1]
+    return load_run(store, run.id)[1]
 
 
 class RunsPages:
@@ -197,7 +214,7 @@ class RunsPages:
                 RunState.RUNNING,
             )
             if has_levels:
-                kept_counts = kept_words(load_run(store, run.id)[1])
+                kept_counts = kept_words(_summary_of(store, run))
             else:
                 kept_counts = ""
         frame = page(self.site, "run.html", run=run, kept=kept_counts, **where)
@@ -246,6 +263,8 @@ class RunsPages:
                 "one": self.book.figures(store, run),
                 "tuning": tuning_of(run),
                 "where": where_of(run),
+                "first_token_words": first_token_words,
+                "best_words": best_words,
             }
             yield render("runs_row.html", site=self.site, **values)
 
