@@ -186,3 +186,17 @@ def test_an_answer_that_ends_in_a_tool_call_is_told(recording, path, stream):
         status, _, text = call(gateway, path=path, document=question)
         assert status == 200, text
     assert [row.tool_call for row in rows(2)] == [True, False]
+
+
+def test_a_new_gateway_goes_on_with_the_numbers_of_turns(recording):
+    """It reads them while it already serves: a turn that is sooner is counted on afterwards."""
+    earlier, rows, _ = recording()
+    for turn in range(3):
+        post(earlier, document(turn), x_session_id="dora")
+    rows(3)
+    earlier.close()
+    later, rows, _ = recording()
+    post(later, document(3), x_session_id="dora")
+    until(lambda: later.ask(op="sessions")["sessions"][0]["turns"] == 4)
+    post(later, document(4), x_session_id="dora")
+    assert rows(5)[-1].turn == 5

@@ -4,6 +4,7 @@ import pytest
 
 from skep.config.gateway_messages import ReplicaSpec
 from skep.gateway.prompt_sketch import sketch_of
+from skep.gateway.session_names import digest_text
 from skep.gateway.sessions import EndedTurn, RequestSession, Sessions
 from skep.store.database import GATEWAY_COLUMNS
 
@@ -54,6 +55,23 @@ class Agent:
 @pytest.fixture
 def agent():
     return Agent(Sessions())
+
+
+def test_turns_go_on_with_the_numbers_of_an_earlier_gateway():
+    agent = Agent(Sessions())
+    agent.sessions.continue_turns({("m", digest_text(agent.conversation)): 12, ("m", "other"): 3})
+    assert [agent.turn()["turn"] for _ in range(2)] == [13, 14]
+
+
+def test_turns_that_came_before_the_store_was_read_are_counted_on(agent):
+    agent.turn()
+    agent.sessions.continue_turns({("m", digest_text(agent.conversation)): 12})
+    assert agent.turn()["turn"] == 14
+
+
+def test_numbers_of_another_model_are_not_taken(agent):
+    agent.sessions.continue_turns({("n", digest_text(agent.conversation)): 12})
+    assert agent.turn()["turn"] == 1
 
 
 def test_turns_are_numbered_and_the_pause_before_each_is_told(agent):

@@ -39,6 +39,7 @@ from skep.gateway.proxy import Proxy, Route
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_accounting import Metrics, RequestAccounting
 from skep.gateway.request_log import RequestLog
+from skep.gateway.sessions import REMEMBERED
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import CONTENT_TYPE, Labels
 from skep.wire.server import HttpServer
@@ -168,6 +169,7 @@ def fill_gauges(
 
 
 DRAIN_POLL_S = 0.02
+CONTINUED_S = 86_400.0  # sessions heard of so lately go on with the numbers of their turns
 MOST_SESSIONS = 500  # that are told
 QUESTIONS = messages.AskStatus | messages.AskSessions  # that no worker is asked
 PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
@@ -344,6 +346,7 @@ class Gateway:
             await self.workers.listen(listener)
         self.proxy.on_wanted = lambda model: link.send(messages.ModelWanted(model))
         link.send(messages.Listening(answers_alive=True))
+        turns = asyncio.create_task(self._continue_turns())
         clock = asyncio.create_task(self.watch.run())
         orders = asyncio.create_task(self._follow(link))
         try:
@@ -353,6 +356,7 @@ class Gateway:
         finally:
             clock.cancel()
             orders.cancel()
+            turns.cancel()
             if self._batch_run is not None:
                 self._batch_run.cancel()
                 await asyncio.wait([self._batch_run])
@@ -364,6 +368,12 @@ class Gateway:
             await self.proxy.close()
             self.accounts.settle()
             self.journal.close()
+
+    async def _continue_turns(self) -> None:
+        """Go on with the numbers of turns that the store has of the last day."""
+        since = time.time() - CONTINUED_S
+        earlier = await asyncio.to_thread(self.journal.last_turns, since, REMEMBERED)
+        self.accounts.sessions.continue_turns(earlier)
 
     @property
     def _busy(self) -> bool:

@@ -18,7 +18,14 @@ from typing import Any, Self, TextIO, cast
 
 from skep.errors import SkepError
 from skep.files import RotatingLog
-from skep.store.database import GATEWAY_COLUMNS, Store, is_about_a_row, is_busy, open_store
+from skep.store.database import (
+    GATEWAY_COLUMNS,
+    Store,
+    is_about_a_row,
+    is_busy,
+    open_store,
+    read_store,
+)
 from skep.units import MIB
 
 # The fields of `records.GatewayRequest`, in its order, up to what its session adds. A plain tuple,
@@ -104,6 +111,16 @@ class RequestLog:
             f"<RequestLog {len(self._pending)} pending, {self.dropped} dropped, "
             f"{self.unwritten} not in the store>"
         )
+
+    def last_turns(self, since: float, limit: int) -> dict[tuple[str, str], int]:
+        """Return the last turn of each conversation since then, as they are stored; none where
+        the store cannot be read. May be called by any thread, and takes as long as the store does.
+        """
+        if self.store_path is None:
+            return {}
+        with suppress(SkepError), read_store(self.store_path) as store:
+            return store.last_turns(since, limit)
+        return {}
 
     def add(self, values: Row) -> None:
         """Take a row. It is a tuple, as making a `GatewayRequest` here would cost thirty times as

@@ -7,7 +7,7 @@ last few thousand conversations. Knows no clock, no connection and no engine."""
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 
 import msgspec
@@ -83,6 +83,8 @@ class Sessions:
         self._conversations: OrderedDict[ConversationKey, Conversation] = OrderedDict()
         self._latest: dict[ConversationKey, int] = {}  # by model and session: its conversation
         self._started: dict[tuple[str, str, str], float] = {}  # by process: when it appeared
+        # By model and the digest of a conversation: turns that an earlier gateway has counted.
+        self._earlier_turns: dict[tuple[str, str], int] = {}
 
     def __repr__(self) -> str:
         return f"<Sessions {len(self._conversations)} conversations>"
@@ -92,6 +94,14 @@ class Sessions:
         self._started = {
             process: self._started.get(process, now) for process in map(process_of, specs)
         }
+
+    def continue_turns(self, earlier: Mapping[tuple[str, str], int]) -> None:
+        """Go on with the turn numbers of an earlier gateway, by model and digest of a
+        conversation; those that have had turns meanwhile, too.
+        """
+        self._earlier_turns = dict(earlier)
+        for (model, number), conversation in self._conversations.items():
+            conversation.turns += self._earlier_turns.pop((model, digest_text(number)), 0)
 
     def failed(self, request: RequestSession) -> SessionColumns:
         """Return the columns of a request without a whole answer. Its session goes on as if it had
@@ -112,6 +122,7 @@ class Sessions:
             conversation = Conversation(
                 turn.request.session, begun_at, turn, deque(maxlen=PAUSES), Counter()
             )
+            conversation.turns = self._earlier_turns.pop((turn.model, digest_text(key[1])), 0)
         self._conversations[key] = conversation
         self._latest[turn.model, turn.request.session] = key[1]
         pause_s = None

@@ -486,6 +486,15 @@ class Store:
         values = (float("-inf") if since is None else since, -1 if limit is None else limit)
         return read(self.read(_SQL["gateway_requests"], *values), GatewayRequest)
 
+    def last_turns(self, since: float, limit: int) -> dict[tuple[str, str], int]:
+        """Return the number of the last turn of each conversation that sent a request since then,
+        by its model and its id; at most `limit`, those heard of last.
+        """
+        turns = {}
+        for model, conversation, turn in self.read(_SQL["last_turns"], since, limit):
+            turns[model, conversation] = turn
+        return turns
+
     def calibrations(self, host: str | None = None) -> list[CalibrationRecord]:
         """Return the calibrations of a host, or all, newest first."""
         sql = (

@@ -19,5 +19,10 @@ UNION ALL SELECT 1 FROM tunings WHERE id = ?1
 -- session_requests: those of sessions, in the order of their arrival
 SELECT * FROM gateway_requests WHERE arrived_at >= ? AND session IS NOT NULL ORDER BY arrived_at, rowid
 
+-- last_turns: of each conversation that sent a request since then, those heard of last first
+SELECT model, conversation, max(turn) AS turn FROM gateway_requests
+WHERE arrived_at >= ?1 AND session IS NOT NULL AND turn IS NOT NULL
+GROUP BY model, conversation ORDER BY max(arrived_at) DESC LIMIT ?2
+
 -- requests_of_session: whose id begins so; all ids are digests in small letters
 SELECT * FROM gateway_requests WHERE session >= ?1 AND session < ?1 || 'g' ORDER BY arrived_at, rowid
