@@ -40,7 +40,7 @@ class BenchTask(msgspec.Struct, frozen=True):
     repeat: int
     index: int
     kind: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     max_tokens: int
     # Ask the engine to go on to max_tokens (llama.cpp and vLLM know how).
     fixed_output: bool = False
@@ -140,6 +140,11 @@ class Sender:
         reading = await self._exchange(self.encode(task)[1])
         return self._row(task, reading), storable("".join(reading.text)) or ""
 
+    async def ask_with(self, task: BenchTask, reading: StreamReader) -> Request:
+        """Send a task whose answer is read by the caller's own reader; return its row."""
+        await self._exchange(self.encode(task)[1], reading)
+        return self._row(task, reading)
+
     async def settle(self) -> None:
         """Wait until every row has been handed on."""
         emitting = self._row_task
@@ -156,10 +161,12 @@ class Sender:
         while self._finished_answers:
             self._emit_next_row()
 
-    async def _exchange(self, request: tuple[bytes, bytes]) -> StreamReader:
+    async def _exchange(
+        self, request: tuple[bytes, bytes], reading: StreamReader | None = None
+    ) -> StreamReader:
         if not self.pool.has_idle():
             await self.pool.prepare(1)  # the time to connect is not the engine's
-        return await self._client.send(request)
+        return await self._client.send(request, reading)
 
     async def _flush_rows_when_idle(self) -> None:
         while self._finished_answers:
@@ -362,7 +369,7 @@ async def calibrate_on(
         ]
         has_tokenizer = len(counted) == len(samples)
         usage_counts = [
-            (prompt.text, await _usage(pool, endpoint, prompt, timeout_s))
+            (prompt.text, await count_by_usage(pool, endpoint, prompt.messages, timeout_s))
             for prompt in samples[: 1 if has_tokenizer else ASKED_OF_USAGE]
         ]
     finally:
@@ -393,9 +400,14 @@ async def count_tokens(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
     return None
 
 
-async def _usage(pool: Pool, endpoint: Endpoint, prompt: prompts.Prompt, timeout_s: float) -> int:
+async def count_by_usage(
+    pool: Pool, endpoint: Endpoint, messages: list[dict[str, str]], timeout_s: float
+) -> int:
+    """Return the tokens of a prompt as a request of one token tells them, the chat template's
+    included.
+    """
     sender = Sender(endpoint, pool, time.monotonic(), timeout_s=timeout_s)
-    row, _ = await sender.ask(BenchTask(0, 0, 0, prompt.kind, prompt.messages, 1))
+    row, _ = await sender.ask(BenchTask(0, 0, 0, "count", messages, 1))
     if row.prompt_tokens is None:
         why = row.error or "it does not report the prompt's tokens"
         hint = "leave --prompt-tokens out: then skep needs no count"

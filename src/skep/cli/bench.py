@@ -55,7 +55,7 @@ class BenchOptions(EndpointOptions):
         "trace from_log sessions turns_at_most pause_scale context duration "
         "max_tokens fixed_output prompt_tokens turns think temperature seed",
         "Precision and time": "runs repeats precision budget quick warm_up timeout",
-        "Endpoint": "url model models model_b key_env api",
+        "Endpoint": "url model models model_b key_env api kv",
         "Results": "slo threshold price store_prompts as_json",
     }
 
@@ -354,12 +354,21 @@ def mixed(options: MixedOptions) -> None:
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions(BenchOptions):
     bank: Annotated[
-        str, option("Questions: humaneval, drills, drills:1 (easy) to drills:5, a JSONL file.")
+        str,
+        option(
+            "Questions: humaneval, drills, drills:1 (easy) to drills:5, a JSONL file; tools: "
+            "tasks with tools after 2K, 32K and 128K of context, tools:2k to tools:128k after "
+            "one of these."
+        ),
     ] = "drills"
     concurrency: Concurrency = "1,4,8"
     delta: Annotated[
-        str, option("Smallest loss that matters, in percentage points: 3 is from 60 % to 57 %.")
-    ] = "3"
+        str | None,
+        option(
+            "Smallest loss that matters, in percentage points: 3 is from 60 % to 57 % (default: "
+            "3, with tools 5)."
+        ),
+    ] = None
     items: Annotated[
         int | None, option("Number of questions to ask (default: as many as needed).", min=1)
     ] = None
@@ -375,6 +384,10 @@ class QualityOptions(BenchOptions):
     temperature: Annotated[
         float, option("Sampling temperature; 0 is greedy.", min=0.0, max=2.0)
     ] = 0.0
+    kv: Annotated[
+        str | None,
+        option("KV type that is served with, such as fp8, where the endpoint does not tell it."),
+    ] = None
 
 
 @command(

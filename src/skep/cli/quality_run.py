@@ -9,13 +9,15 @@ import os
 from msgspec.structs import replace
 
 from skep.cli.bench import QualityOptions
-from skep.cli.options import EndpointOptions, run_measuring
+from skep.cli.options import run_measuring
 from skep.cli.sweep import level_view, levels_of, meter_for, seed_of
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
-from skep.quality.banks import Bank, choose_bank, makes_its_items
+from skep.quality.banks import Bank, choose_bank, has_tools, makes_its_items
 from skep.quality.judging import Judge, check_packages, needs_sandbox
+from skep.quality.kv_type import kv_words, named_kv, served_kv
+from skep.quality.tool_bank import ReadyTools, ready_tools
 from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import LEAST_DELTA, MOST_DELTA, POWER, QualitySummary, outlook
 from skep.report.quality import (
@@ -34,6 +36,9 @@ from skep.units import parse_positive_seconds
 
 MOST_DRILLS = 2000  # made without being asked for so many
 MOST_ITEMS = 100_000
+USUAL_DELTA = "3"  # points
+# Of a bank of tools, whose tasks take several turns each: 272 are needed instead of 678.
+USUAL_DELTA_WITH_TOOLS = "5"
 
 
 def run_quality_command(options: QualityOptions) -> int:
@@ -56,12 +61,16 @@ def run_quality_command(options: QualityOptions) -> int:
 def plan_of(options: QualityOptions) -> TrialPlan:
     return TrialPlan(
         concurrency=levels_of(options.concurrency, "--concurrency"),
-        delta=delta_of(options.delta),
+        delta=delta_of(options.delta or usual_delta(options.bank)),
         repeats=options.repeats,
         temperature=options.temperature,
         timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         seed=seed_of(options.seed),
     )
+
+
+def usual_delta(bank: str) -> str:
+    return USUAL_DELTA_WITH_TOOLS if has_tools(bank) else USUAL_DELTA
 
 
 def delta_of(text: str) -> float:
@@ -104,18 +113,42 @@ def bank_of(options: QualityOptions, plan: TrialPlan) -> Bank:
     return bank
 
 
-async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> QualitySummary:
+async def measure(plan: TrialPlan, bank: Bank, target: QualityOptions) -> QualitySummary:
     check_packages(bank.items)
     sandbox = open_sandbox() if needs_sandbox(bank.items) else None
     try:
         endpoint = await target.find()
+        ready = ReadyTools(bank, {})
+        if has_tools(bank.name):
+            ready = await ready_tools(
+                endpoint,
+                bank.name,
+                seed=plan.seed,
+                count=len(bank.items),
+                max_tokens=target.max_tokens,
+            )
+            bank = ready.bank
         simulated = " (simulated)" if endpoint.simulated else ""
         note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
+        note(*ready.left_out)
+        kv = named_kv(target.kv) or await served_kv(endpoint)
+        if has_tools(bank.name):
+            note(f"tasks with tools after {', '.join(ready.histories)} of context; {kv_words(kv)}")
         note(*outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available))
         meter = meter_for(endpoint)
         with open_store(user_paths(os.environ).store) as store, level_view() as show:
             trial = QualityTrial(
-                plan, bank, endpoint, store, read_host(), Judge(sandbox), show, note_level, meter
+                plan,
+                bank,
+                endpoint,
+                store,
+                read_host(),
+                Judge(sandbox),
+                show,
+                note_level,
+                meter,
+                histories=ready.histories,
+                kv=kv,
             )
             return await trial.run()
     finally:

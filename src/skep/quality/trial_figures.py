@@ -8,10 +8,11 @@ however many there are."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.bench.metrics import cached_share, ttft_values
 from skep.stats.noninferiority import (
@@ -27,6 +28,7 @@ from skep.stats.percentiles import percentiles
 from skep.store.records import LevelFact, Request, RunState, StoredRun
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Item
+from skep.workload.tool_tasks import SIZES, size_of
 
 POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show that it holds
 UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
@@ -35,7 +37,10 @@ LEAST_DELTA = 0.1
 MOST_DELTA = 50.0
 MOST_REPEATS = 10  # that anybody is told to make
 MUCH_CACHED = 0.05
-ARMS = BASE, AGAIN, LOAD = "base", "again", "load"
+BASE = "base"
+AGAIN = "again"
+LOAD = "load"
+ARMS = (BASE, AGAIN, LOAD)
 PAIRED_WITH = "paired_with"
 WHOLE_BLOCK = "whole_block"
 CUT_SHORT = "cut_short"
@@ -58,6 +63,16 @@ class ArmFigures(msgspec.Struct, frozen=True):
     cached_share: float | None = None  # of the prompts, taken from a cache: their TTFT is too good
 
 
+class SizeQuality(msgspec.Struct, frozen=True):
+    """One level against C=1 on the tasks of one size of context, of a bank of tools."""
+
+    size: str  # "32k"
+    context_tokens: int  # before the task
+    difference: PairedDifference
+    base: tuple[tuple[str, int], ...]  # outcomes by name
+    load: tuple[tuple[str, int], ...]
+
+
 class LevelQuality(msgspec.Struct, frozen=True):
     """One level against C=1 on the same items."""
 
@@ -69,6 +84,7 @@ class LevelQuality(msgspec.Struct, frozen=True):
     # For delta, by the noise seen here; None where the claim holds.
     needed_items: int | None = None
     texts_changed: float | None = None  # share of pairs whose answers are not the same text
+    sizes: tuple[SizeQuality, ...] = ()  # of a bank of tools
 
 
 class QualitySummary(msgspec.Struct, frozen=True):
@@ -164,10 +180,18 @@ class Tables:
         self.partners: dict[Key, Key] = {}
         self.blocks: dict[Key, list[Block]] = defaultdict(list)
         self.items = len(items)
+        self.sizes = [size_of(item) for item in items]
         self.cut_short = ""
+        later_turns: dict[tuple[int, int, int], list[Request]] = defaultdict(list)
         for row in rows:
-            if row.level:
+            if row.turn and row.session is not None:
+                later_turns[row.level, row.repeat, row.session].append(row)
+            elif row.level:
                 self.rows[row.level, row.repeat][row.index] = row
+        for (level, repeat, index), turns in later_turns.items():
+            first = self.rows[level, repeat].get(index)
+            if first is not None:
+                self.rows[level, repeat][index] = whole_task(first, turns)
         for verdict in verdicts:
             self.verdicts[verdict.level, verdict.repeat][verdict.index] = verdict
         for level_fact in facts:
@@ -234,6 +258,24 @@ class Tables:
         return len(self.shared(*keys)) == self.items > 0
 
 
+def whole_task(first: Request, later: Iterable[Request]) -> Request:
+    """Return the turns of a task as one row: from the beginning of its first to the end of its
+    last.
+    """
+    turns = [first, *sorted(later, key=lambda row: row.turn or 0)]
+    last = turns[-1]
+    texts = [row.answer for row in turns if row.answer is not None]
+    return replace(
+        first,
+        ended_s=last.ended_s,
+        last_token_s=last.last_token_s,
+        output_tokens=sum(row.output_tokens or 0 for row in turns),
+        error_kind=last.error_kind,
+        error=last.error,
+        answer="\n".join(texts) if texts else None,
+    )
+
+
 def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
     """Return the figures of a level; None if nothing of it was measured and judged."""
     pairings = tables.pairings(level)
@@ -253,7 +295,43 @@ def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
         load=_arm(tables, level, [(load, tables.shared(base, load)) for base, load in pairings]),
         needed_items=needed,
         texts_changed=_texts_changed(tables, pairings),
+        sizes=tuple(_sizes(tables, pairings)),
     )
+
+
+def _sizes(tables: Tables, pairings: Sequence[Pairing]) -> Iterator[SizeQuality]:
+    """Yield the figures of each size of context that was measured, the smallest first."""
+    for size, context_tokens in SIZES.items():
+        difference = _difference(tables, pairings, size)
+        if difference is None:
+            continue
+        bases = [(base, _of_size(tables, pair, size)) for pair in pairings for base in pair[:1]]
+        loads = [(load, _of_size(tables, pair, size)) for pair in pairings for load in pair[1:]]
+        yield SizeQuality(
+            size=size,
+            context_tokens=context_tokens,
+            difference=difference,
+            base=_outcomes(tables, bases),
+            load=_outcomes(tables, loads),
+        )
+
+
+def _of_size(tables: Tables, pairing: Pairing, size: str | None) -> list[int]:
+    """Return the indexes of a pairing, of items of one size only; None: of all."""
+    shared = tables.shared(*pairing)
+    if size is None:
+        return shared
+    return [index for index in shared if tables.sizes[index] == size]
+
+
+def _outcomes(
+    tables: Tables, parts: Iterable[tuple[Key, Sequence[int]]]
+) -> tuple[tuple[str, int], ...]:
+    """Return how often each outcome occurs in passes, by its name."""
+    counts: Counter[VerdictOutcome] = Counter()
+    for key, indexes in parts:
+        counts.update(tables.verdicts[key][index].outcome for index in indexes)
+    return tuple((outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome])
 
 
 def needed_items(delta: float, share: float, repeats: int) -> int:
@@ -272,8 +350,12 @@ def discordance_of(difference: PairedDifference) -> float:
     return min(ASSUMED_DISCORDANCE, 1 / difference.pairs)
 
 
-def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:
-    """Return the difference over all pairs of the pairings.
+def _difference(
+    tables: Tables, pairings: Sequence[Pairing], size: str | None = None
+) -> PairedDifference | None:
+    """Return the difference over all pairs of the pairings; None: there are none.
+
+    `size`: of the items of that size only.
 
     A request without an answer at C=1 counts as passed there: taken for a wrong answer, it would
     hide a loss.
@@ -282,7 +364,7 @@ def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference
     for base, partner in pairings:
         before = tables.verdicts.get(base, {})
         after = tables.verdicts.get(partner, {})
-        for index in tables.shared(base, partner):
+        for index in _of_size(tables, (base, partner), size):
             pair = (
                 before[index].passed or before[index].outcome in UNANSWERED,
                 after[index].passed,
@@ -310,11 +392,9 @@ def _texts_changed(tables: Tables, pairings: Sequence[Pairing]) -> float | None:
 def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]]) -> ArmFigures:
     """Return the figures of an arm. `parts`: its passes, each with the indexes that count."""
     rows: list[Request] = []
-    counts: Counter[VerdictOutcome] = Counter()
     wall_s = 0.0
     for key, indexes in parts:
         rows += [tables.rows[key][index] for index in indexes]
-        counts.update(tables.verdicts[key][index].outcome for index in indexes)
         wall_s += tables.walls(key, indexes)
     answered = [row for row in rows if row.ok]
     tokens = sum(row.output_tokens or 0 for row in answered)
@@ -323,9 +403,7 @@ def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]])
     return ArmFigures(
         concurrency=level,
         requests=len(rows),
-        outcomes=tuple(
-            (outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]
-        ),
+        outcomes=_outcomes(tables, parts),
         ttft_p50_ms=ttft_ms.p50 if ttft_ms else None,
         ttft_p95_ms=ttft_ms.p95 if ttft_ms else None,
         total_p50_s=total_s.p50 if total_s else None,
@@ -477,7 +555,7 @@ def remarks(summary: QualitySummary) -> list[str]:
                 "they are counted as passed there, so that they cannot hide a loss"
             )
         cached = max(level.base.cached_share or 0.0, level.load.cached_share or 0.0)
-        if cached > MUCH_CACHED:
+        if cached > MUCH_CACHED and not level.sizes:  # agents' turns are meant to be cached
             lines.append(
                 f"warning: {100 * cached:.0f} % of the prompts came from a cache "
                 f"beside C={level.concurrency}: TTFT is better than with fresh prompts"

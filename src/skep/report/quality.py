@@ -12,6 +12,7 @@ from msgspec import to_builtins
 
 from skep.paths import user_paths
 from skep.quality.banks import Bank
+from skep.quality.kv_type import kv_words
 from skep.quality.trial import TrialPlan
 from skep.quality.trial_figures import (
     ArmFigures,
@@ -28,6 +29,7 @@ from skep.report.page import html_table
 from skep.report.sweep import run_report
 from skep.report.sweep_text import counted
 from skep.report.terminal import note
+from skep.report.tool_sizes import bounds_words, print_sizes, signed_points, sizes_table
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.database import open_store
 from skep.store.records import StoredRun
@@ -50,7 +52,7 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
             "low": 100 * difference.low,
             "high": 100 * difference.high,
         }
-        words = {"claim": level.claim.value, "label": _signed(difference.difference)}
+        words = {"claim": level.claim.value, "label": signed_points(difference.difference)}
         rows.append({"c": str(level.concurrency), **bounds, **words})
     if not rows:
         return None
@@ -91,13 +93,6 @@ class QualityRow(msgspec.Struct, frozen=True):
     style: str = "note"  # of the words
 
 
-def _signed(share: float) -> str:
-    text = number(100 * share, digits=1)
-    if share > 0 and text != "0.0":
-        return f"+{text}"
-    return text
-
-
 def _exactly(share: float) -> str:
     return percent(100 * share, digits=1)
 
@@ -115,12 +110,12 @@ _COLUMNS: tuple[Column[QualityRow], ...] = (
     _of("paired", "pairs", "pairs", as_count),
     _of("paired", "base_rate", "at C=1", _exactly, group=("Passed", "at C = 1")),
     _of("paired", "rate", "at C", _exactly, group=("Passed", "at C")),
-    _of("paired", "difference", "points", _signed),
+    _of("paired", "difference", "points", signed_points),
     Column(
         "bounds",
         "95 % bounds",
         lambda row: row.paired,
-        lambda difference: f"{_signed(difference.low)} .. {_signed(difference.high)}",
+        bounds_words,
     ),
     _of("paired", "lost", "lost", as_count),
     _of("paired", "gained", "gained", as_count),
@@ -218,7 +213,7 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         run,
         "quality under load",
         "quality",
-        about=f" · bank {summary.bank}",
+        about=f" · bank {summary.bank}{kv_about(run)}",
         terms_kind="quality",
         summary=summary,
         conclusion=conclusion(summary),
@@ -226,12 +221,19 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         difference=difference_chart(summary),
         bounds=_bounds(summary),
         levels=level_table(summary),
+        sizes=sizes_table(summary),
         arms=html_table(
             "Latency and outcomes of the same requests",
             chosen(_COLUMNS, f"concurrency {keys}"),
             _arm_rows(summary),
         ),
     )
+
+
+def kv_about(run: StoredRun) -> str:
+    """Return what a page says of the KV type; empty where it is not known."""
+    kv = run.config.get("kv")
+    return f" · {kv_words(str(kv))}" if kv else ""
 
 
 def _bounds(summary: QualitySummary) -> str:
@@ -269,19 +271,23 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
     """
     with open_store(user_paths(os.environ).store, read_only=True) as store:
         run = store.run(summary.run_id)
-    settings = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
+    settings = {name: run.config.get(name) for name in ("seed", "temperature", "repeats", "kv")}
     document: dict[str, Any] = {"model": run.model, "url": run.url, **settings}
     document |= to_builtins(summary) | {"conclusion": conclusion(summary)}
     for level, level_document in zip(summary.levels, document["levels"], strict=True):
         level_document["claim_in_words"] = claim_words(level, summary.delta)
         for arm in ("base", "load"):
             level_document[arm]["outcomes"] = dict(getattr(level, arm).outcomes)
+        for size, size_document in zip(level.sizes, level_document["sizes"], strict=True):
+            size_document["base"] = dict(size.base)
+            size_document["load"] = dict(size.load)
     return document
 
 
 def print_quality(summary: QualitySummary) -> None:
     if summary.levels:
         print_quality_tables(summary)
+        print_sizes(summary)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*notes(summary))

@@ -17,6 +17,14 @@ class VerdictOutcome(Enum):
     BROKEN = "broken"  # code that does not compile, or raises before it can be tried
     NO_ANSWER = "no answer"  # nothing to judge: no code, no value, or nothing but reasoning
     EXCEEDED = "exceeded"  # code over the sandbox's limits of time, memory, processes or output
+    # Of an agent's turn with tools:
+    WRONG_TOOL = "wrong tool"  # another tool than the task needs
+    BAD_ARGUMENTS = "bad arguments"  # they are not what the tool's schema asks for
+    WRONG_EFFECT = "wrong effect"  # valid calls of the right tools that do not do what was asked
+    UNKNOWN_TOOL = "unknown tool"  # one that was not offered
+    MALFORMED_CALL = "malformed call"  # arguments that are no JSON object, or a flood of calls
+    NO_CALL = "no call"  # text instead of a call that was needed
+    CALL_AS_TEXT = "call as text"  # in the text, not as a call: nobody parses it
     TRUNCATED = "truncated"  # the answer ended at the token limit
     TIMED_OUT = "timed out"  # the request
     FAILED = "failed"  # the request, by an error of the server or the connection

@@ -103,13 +103,13 @@ class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptedReply(msgspec.Struct, frozen=True):
-    rule: str
     text: str
-    thinking: str
     calls: tuple[ToolCall, ...]
-    error: str | None
-    cut_after: int | None
-    first_token_s: float
+    rule: str = ""
+    thinking: str = ""
+    error: str | None = None
+    cut_after: int | None = None
+    first_token_s: float = 0.0
 
 
 class AgentScript:

@@ -52,7 +52,7 @@ class AnswerChoice:
         if decision.fails:
             message = "the fake engine fails under load as asked"
             return ChosenAnswer(plain_refusal(500, message, "server_error", ask.dialect))
-        reply = self._reply(ask)
+        reply = self._reply(ask, inside)
         if reply is not None and reply.error is not None:
             return ChosenAnswer(self._scripted_refusal(ask, reply.error))
         answer = self._answer(ask, reply, decision.text)
@@ -70,9 +70,13 @@ class AnswerChoice:
             late_s=reply.first_token_s * self._options.time_scale,
         )
 
-    def _reply(self, ask: FakeRequest) -> ScriptedReply | None:
+    def _reply(self, ask: FakeRequest, inside: int) -> ScriptedReply | None:
         if ask.turn is None:
             return None
+        dialogue = self._options.dialogues.get(ask.last)
+        if dialogue is not None and ask.turn.tools:
+            turn = self._quality.dialogue_turn(dialogue, ask, inside=inside)
+            return ScriptedReply(text=turn.text, calls=turn.tool_calls())
         with malformed_is_refused():
             return self.script.reply(ask.turn, ask.prompt_tokens)
 

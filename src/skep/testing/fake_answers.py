@@ -40,6 +40,7 @@ class FakeRequest(msgspec.Struct, frozen=True):
     last: str = ""  # the last user message alone; the prompt, where there are no messages
     dialect: str = "chat"  # completions, chat, messages or responses
     turn: AgentTurn | None = None  # None: of a plain completion
+    answers: int = 0  # of the model, since the last user message
 
     def room(self, *, default_tokens: int, ctx: int) -> int:
         return min(self.max_tokens or default_tokens, ctx - self.prompt_tokens)
@@ -102,6 +103,40 @@ class StoredAnswer(msgspec.Struct, frozen=True):
     wrong: tuple[str, ...] = (DO_NOT_KNOW,)
 
 
+class DialogueTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer of a dialogue: its text, then its calls. Arguments that are a text are sent as
+    they stand, so that they need not be JSON.
+    """
+
+    text: str = ""
+    calls: tuple[tuple[str, Any], ...] = ()  # name and arguments
+
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(
+            ToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments))
+            for name, arguments in self.calls
+        )
+
+
+class StoredDialogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is answered turn after turn once the user's last message is the goal.
+
+    `wrong`: what is answered in place of a turn where an answer is to be worse.
+    """
+
+    goal: str
+    turns: tuple[DialogueTurn, ...]
+    wrong: DialogueTurn = DialogueTurn(text=DO_NOT_KNOW)
+
+
+def read_dialogues(path: Path | str) -> dict[str, StoredDialogue]:
+    """Return the dialogues of a file, a line of JSON each, by their goals."""
+    decoder = msgspec.json.Decoder(StoredDialogue)
+    lines = Path(path).read_text("utf-8").split("\n")
+    dialogues = [decoder.decode(line) for line in lines if line.strip()]
+    return {dialogue.goal: dialogue for dialogue in dialogues}
+
+
 class FakeCall(msgspec.Struct, frozen=True):
     name: str
     # The place of the first token of its arguments, which end with the next call or the answer.
@@ -156,6 +191,7 @@ def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
     prompt = " ".join(_texts(content))
     prompt_tokens = len(prompt.split())
     last = prompt
+    answers = 0
     turn = None
     if chat:
         # None where the field is not a list: then `last` is empty and no exact answer is found.
@@ -166,6 +202,7 @@ def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
             if isinstance(message, dict) and message.get("role") == "user"
         ]
         last = " ".join(_texts(user_messages[-1:]))
+        answers = answers_since_user(messages)
         turn = read_turn(fields | {"messages": messages}, "chat")
         prompt_tokens += len(turn.tools_text.split())
     stream_options = fields.get("stream_options") or {}
@@ -179,7 +216,19 @@ def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
         last=last,
         dialect="chat" if chat else "completions",
         turn=turn,
+        answers=answers,
     )
+
+
+def answers_since_user(messages: Sequence[Any]) -> int:
+    """Return how often the model has answered since the last message of the user."""
+    count = 0
+    for message in reversed(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "user":
+            break
+        count += role == "assistant"
+    return count
 
 
 def parse_agent_request(body: bytes, dialect: str) -> FakeRequest:
@@ -305,6 +354,14 @@ class QualityPolicy:
         else:
             text = self._text(stored, ask, inside)
         return AnswerDecision(text, cut=self._strikes(self._quality.truncate, inside))
+
+    def dialogue_turn(
+        self, dialogue: StoredDialogue, ask: FakeRequest, *, inside: int
+    ) -> DialogueTurn:
+        """Return the next answer of a dialogue; its last one again where it has no more."""
+        if self._draw(self._quality.flip_share) or self._strikes(self._quality.worse, inside):
+            return dialogue.wrong
+        return dialogue.turns[min(ask.answers, len(dialogue.turns) - 1)]
 
     def _text(self, stored: StoredAnswer, ask: FakeRequest, inside: int) -> str:
         digest = hashlib.sha256(ask.prompt.encode("utf-8", "surrogatepass")).digest()

@@ -18,7 +18,7 @@ import msgspec
 
 from skep.errors import UserError
 from skep.testing.agent_script import read_script
-from skep.testing.fake_answers import DATA, LoadShare, Quality, read_answers
+from skep.testing.fake_answers import DATA, LoadShare, Quality, read_answers, read_dialogues
 
 # A process that was stopped for longer than this continues from now and does not catch up.
 LATE_S = 0.25
@@ -174,6 +174,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     kinds: dict[str, Callable[[str], Any]] = {
         "int": int, "float": float, "curve": TokenTimeCurve.parse, "fault": InjectedFault.parse,
         "answers": read_answers, "share": float, "above": LoadShare.parse, "script": read_script,
+        "dialogues": read_dialogues,
     }  # fmt: skip
     parser = argparse.ArgumentParser(
         prog="fake_engine", allow_abbrev=False, description="A fake engine for tests."

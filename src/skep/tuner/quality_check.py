@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,23 @@ from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.session import Identity, LoadGenerator, Recording, fingerprint_of
 from skep.bench.stored_run import TUNE_QUALITY
 from skep.catalog.gpus import HostFacts
-from skep.errors import SkepError
+from skep.catalog.presets import Preset
+from skep.catalog.tool_calling import find_tool_calling
+from skep.errors import EndpointError, SkepError, UserError
+from skep.quality.asking import Asking, ItemPass, SingleAnswers
 from skep.quality.banks import DRILLS, Bank, choose_bank
-from skep.quality.judging import AnsweredItem, Judge
-from skep.quality.trial import ItemPass, uncached
+from skep.quality.judging import Judge
+from skep.quality.tool_asking import ToolAsking
+from skep.quality.tool_bank import ready_tools
+from skep.quality.trial import uncached
 from skep.quality.trial_figures import points
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.store.verdicts import VerdictOutcome
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.tuner.records import BenchProgress, JudgeResult, KnobConfig, OnProgress
 from skep.tuner.trial_server import TrialServer
+from skep.workload.tool_tasks import TOOLS
 
 FLOOR = 0.10  # of the items: who answers fewer rightly has nothing to lose that could be seen
 UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
@@ -47,6 +53,10 @@ class Sheet(msgspec.Struct, frozen=True):
     def is_silent(self) -> bool:
         """Whether not one request was answered: that is no matter of quality."""
         return all(outcome in UNANSWERED for outcome in self.outcomes.values())
+
+    @property
+    def passed(self) -> int:
+        return sum(outcome.passed for outcome in self.outcomes.values())
 
 
 def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
@@ -91,6 +101,10 @@ DELTA = 0.05  # five points
 # by equal answers 61 exclude a loss of five points; with 96 one item may be lost and two may
 # change
 ITEMS = 96
+# Tasks with tools have several turns each, so there are fewer: as many as exclude five points by
+# equal answers, and some more. Contexts of 128K would take most of a tuning's time.
+TOOL_ITEMS = 64
+TOOL_SIZES = ("2k", "32k")
 ROOM_TOKENS = 2048  # for an answer at least: some models think aloud
 TIMEOUT_S = 600.0
 MOST_S = 600.0
@@ -104,10 +118,19 @@ class GuardPlan(msgspec.Struct, frozen=True):
     tuning: str = ""  # id, noted in the stored runs
     # of a sheet: after that no more is asked, and what was asked is compared
     most_s: float = MOST_S
+    with_tools: bool = False  # ask tasks with tools, as long as the model passes some
+
+
+def calls_tools(preset: Preset) -> bool:
+    """Return whether the model of a preset can be relied on to call tools on its engine."""
+    if preset.options.tool_parser is not None:
+        return preset.options.tool_parser != "none"
+    calling = find_tool_calling(preset.engine, preset.model, preset.checkpoint)
+    return calling is not None and calling.why_not is None and calling.unreliable is None
 
 
 def open_guard(plan: GuardPlan, store: Store, host: HostFacts, cache_dir: Path) -> QualityGuard:
-    """Return a guard with drills, which need no sandbox."""
+    """Return a guard with drills, which need no sandbox, and with tools where the plan says so."""
     bank = choose_bank(DRILLS, seed=plan.seed, count=plan.items, cache_dir=cache_dir)
     items = (replace(item, max_tokens=max(item.max_tokens, ROOM_TOKENS)) for item in bank.items)
     return QualityGuard(replace(bank, items=tuple(items)), plan, Judge(None), store, host)
@@ -123,6 +146,9 @@ class QualityGuard:
     store: Store
     host: HostFacts
     _sheets: dict[str, Sheet] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._asks_tools = self.plan.with_tools
 
     def known(self, config: KnobConfig) -> Sheet | None:
         """Return the sheet of a configuration that was asked before: nothing need be started."""
@@ -142,51 +168,98 @@ class QualityGuard:
             endpoint = await find_endpoint(served.url, served.model)
         except SkepError as error:
             return Sheet(fault=str(error))
-        items = self.bank.items
-        width = self.plan.concurrency
-        identity = self._identity(config, endpoint)
-        # Prompts are never taken from a cache: that alone can change an answer.
-        item_pass = ItemPass(width, 0)
-        engine = endpoint.engine
+        if self._asks_tools:
+            sheet = await self._tools_sheet(endpoint, config, on_progress)
+            if sheet is not None:
+                return self._kept(config, sheet)
+        item_pass = ItemPass(self.plan.concurrency, 0)
         salt = secrets.token_hex(8)
-        tasks = [
-            item_pass.task(item, index, 0.0, uncached(engine, item_pass, index, salt))
-            for index, item in enumerate(items)
-        ]
-        ended = itertools.count(1)
 
-        def on_row(_row: Request) -> None:
-            on_progress(BenchProgress(config, "judging", next(ended), len(items)))
+        def fields_of(item_pass: ItemPass, index: int) -> Mapping[str, Any]:
+            # Prompts are never taken from a cache: that alone can change an answer.
+            return uncached(endpoint.engine, item_pass, index, salt)
 
-        async with Recording(self.store, endpoint, self.host, identity) as recording:
-            self.store.append_items(recording.run_id, items)
-            driver = LoadGenerator(
-                endpoint, recording, timeout_s=TIMEOUT_S, keep_text=True, most_connections=width
-            )
-            try:
-                until_s = driver.sender.now() + self.plan.most_s
-                rows, _ = await driver.run_tasks(width, 0, tasks, width, on_row, until_s=until_s)
-            finally:
-                await driver.close()
-            recording.check()
-            verdicts = await self.judge.judge(
-                [AnsweredItem(row, items[row.index]) for row in rows]
-            )
-            self.store.append_verdicts(recording.run_id, verdicts)
-        unanswered = (verdict for verdict in verdicts if verdict.outcome in UNANSWERED)
-        faults = (verdict.detail for verdict in unanswered if verdict.detail)
-        fault = next(faults, "no answer came")
-        sheet = Sheet({verdict.item: verdict.outcome for verdict in verdicts}, fault)
+        asking = SingleAnswers(self.bank.items, self.judge, fields_of)
+        sheet = await self._asked(endpoint, config, self.bank, item_pass, asking, on_progress)
+        return self._kept(config, sheet)
+
+    def _kept(self, config: KnobConfig, sheet: Sheet) -> Sheet:
         if not sheet.is_silent:
             self._sheets[config.key] = sheet
         return sheet
 
-    def _identity(self, config: KnobConfig, endpoint: Endpoint) -> Identity:
+    async def _tools_sheet(
+        self, endpoint: Endpoint, config: KnobConfig, on_progress: OnProgress
+    ) -> Sheet | None:
+        """Ask tasks with tools; None, and never again, where they can tell nothing of this model:
+        nobody reads its calls, no context fits, or it passes next to none.
+        """
+        is_first = not self._sheets
+        try:
+            ready = await ready_tools(
+                endpoint,
+                TOOLS,
+                seed=self.plan.seed,
+                count=TOOL_ITEMS,
+                max_tokens=ROOM_TOKENS,
+                sizes=TOOL_SIZES,
+            )
+            item_pass = ItemPass(self.plan.concurrency, 0)
+            salt = secrets.token_hex(8)
+            asking = ToolAsking(ready.bank.items, ready.histories, salt=salt)
+            sheet = await self._asked(endpoint, config, ready.bank, item_pass, asking, on_progress)
+        except SkepError as error:
+            if not is_first or not isinstance(error, UserError | EndpointError):
+                return Sheet(fault=str(error))
+            self._asks_tools = False
+            return None
+        if is_first and not sheet.is_silent and sheet.passed < FLOOR * len(sheet.outcomes):
+            self._asks_tools = False
+            return None
+        return sheet
+
+    async def _asked(
+        self,
+        endpoint: Endpoint,
+        config: KnobConfig,
+        bank: Bank,
+        item_pass: ItemPass,
+        asking: Asking,
+        on_progress: OnProgress,
+    ) -> Sheet:
+        """Ask a bank and store what came as a run."""
+        ended = itertools.count(1)
+        count = len(bank.items)
+
+        def on_row(_row: Request) -> None:
+            on_progress(BenchProgress(config, "judging", next(ended), count))
+
+        identity = self._identity(config, endpoint, bank)
+        async with Recording(self.store, endpoint, self.host, identity) as recording:
+            self.store.append_items(recording.run_id, bank.items)
+            driver = LoadGenerator(
+                endpoint,
+                recording,
+                timeout_s=TIMEOUT_S,
+                keep_text=True,
+                most_connections=item_pass.level,
+            )
+            try:
+                until_s = driver.sender.now() + self.plan.most_s
+                rows = await asking.ask(driver, item_pass, range(count), on_row, until_s)
+            finally:
+                await driver.close()
+            recording.check()
+            first_turns = [row for row in rows if not row.turn]
+            verdicts = await asking.judge(first_turns, lambda _done: None)
+            self.store.append_verdicts(recording.run_id, verdicts)
+        return sheet_of(verdicts)
+
+    def _identity(self, config: KnobConfig, endpoint: Endpoint, bank: Bank) -> Identity:
         """Return what the stored run is.
 
         The fingerprint is equal for repeats: the tuning it belongs to and the address may differ.
         """
-        bank = self.bank
         plan = self.plan
         same: dict[str, Any] = {
             "bank": bank.name,
@@ -204,3 +277,10 @@ class QualityGuard:
             "config_key": config.key,
         }
         return Identity(TUNE_QUALITY, fingerprint, document)
+
+
+def sheet_of(verdicts: Sequence[Verdict]) -> Sheet:
+    unanswered = (verdict for verdict in verdicts if verdict.outcome in UNANSWERED)
+    faults = (verdict.detail for verdict in unanswered if verdict.detail)
+    fault = next(faults, "no answer came")
+    return Sheet({verdict.item: verdict.outcome for verdict in verdicts}, fault)

@@ -27,7 +27,7 @@ from skep.supervisor.control import NotRunning, ask, connected, socket_of
 from skep.supervisor.hive_status import NO_REPLICAS
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import EngineBench
-from skep.tuner.quality_check import MOST_S, GuardPlan, open_guard
+from skep.tuner.quality_check import MOST_S, GuardPlan, calls_tools, open_guard
 from skep.tuner.records import Bench, BenchResult, JudgeRequest, TuneEvent
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import UNJUDGED, PreparedTuning
@@ -300,7 +300,13 @@ def _bench(
     guard = None
     if ready.options.quality != UNJUDGED:
         most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
-        plan = GuardPlan(tuning.aim.concurrency, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
+        plan = GuardPlan(
+            tuning.aim.concurrency,
+            seed=tuning.seed,
+            tuning=tuning.id,
+            most_s=most_s,
+            with_tools=calls_tools(base),
+        )
         guard = open_guard(plan, store, host, paths.cache)
     work = logs_folder(paths, tuning.id)
     work.mkdir(parents=True, exist_ok=True)

@@ -385,6 +385,8 @@ class StreamReader:
                 if delta.content:
                     self.arrivals.append(at)
                     self.text.append(delta.content)
+                    if delta.tool_calls:
+                        self.take_calls(bytes(delta.tool_calls))
                 else:
                     self._take_thought(delta, at)
             elif choice.text:
@@ -402,6 +404,11 @@ class StreamReader:
             self.reasoning.append(thought)
         elif delta.tool_calls and bytes(delta.tool_calls) not in (b"null", b"[]"):
             self.arrivals.append(at)
+        if delta.tool_calls:
+            self.take_calls(bytes(delta.tool_calls))
+
+    def take_calls(self, calls: bytes | list[Any]) -> None:
+        """Take a part of an answer's tool calls, as JSON or parsed. They are not kept here."""
 
     def _odd_event(self, payload: bytes, at: float) -> None:
         """Read an event of another form than `_StreamEvent`, with half a surrogate pair, or that
@@ -448,6 +455,9 @@ class StreamReader:
         content = message.get("content") if message else choice.get("text")
         self.text.append(content if isinstance(content, str) else "")
         self.arrivals.append(at)
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            self.take_calls(calls)
 
     def _object(self, text: bytes, subject: str, kind: str = "garbage") -> dict[str, Any]:
         """Return a JSON object, whose figures are taken; an empty one, and note why, for a text
@@ -475,8 +485,11 @@ class StreamReader:
         thought = (
             fields.get("reasoning_content") or fields.get("reasoning") or fields.get("thinking")
         )
-        if content or thought or fields.get("tool_calls"):
+        calls = fields.get("tool_calls")
+        if content or thought or calls:
             self.arrivals.append(at)
+        if isinstance(calls, list):
+            self.take_calls(calls)
         if isinstance(content, str):
             self.text.append(content)
         if isinstance(thought, str):
