@@ -262,7 +262,7 @@ class CompareOptions:
         str | None, argument("Later run (default: the last one of the same kind as A).")
     ] = None
     threshold: Annotated[str, option("Exit with code 4 if B is worse by more than this.")] = "5%"
-    anyway: Annotated[bool, option("Compare even if prompt or answer lengths differ.")] = False
+    anyway: Annotated[bool, option("Compare even if lengths or sessions differ.")] = False
     as_json: JsonOption = False
 
 

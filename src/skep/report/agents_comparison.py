@@ -28,6 +28,7 @@ from skep.bench.agent_compare import (
 from skep.bench.agent_figures import AgentLevel, AgentsSummary, p50_of, p95_of
 from skep.bench.agent_load import session_count
 from skep.bench.metrics import Comparison
+from skep.report import theme
 from skep.report.agents import agent_columns, cliff_sentences, hit_words
 from skep.report.agents_page import over_sessions, turns_range
 from skep.report.charts import ChartCurve, Spec, curves_chart
@@ -40,11 +41,12 @@ from skep.report.comparison import (
     series_of,
     unlike_banners,
 )
-from skep.report.page import html_table, render
-from skep.report.tables import CompareResult, ratio_cell
+from skep.report.page import render
+from skep.report.tables import CompareResult, Table, ratio_cell
 from skep.report.terminal import note
 from skep.units import UNKNOWN, known, milliseconds, number, seconds
 
+SAME_RATE = 0.02  # so near, possible hits of two runs are drawn as one curve
 AgentSeries = Series[AgentsSummary]
 
 
@@ -91,7 +93,7 @@ _CURVES: tuple[tuple[str, Callable[[AgentLevel], float | None], str, str], ...] 
         "Cache hits",
         lambda level: _percent_of(level.hit_rate),
         "%",
-        "Of the prompts' tokens.",
+        "Of the prompts' tokens. Possible: of a cache that forgets nothing.",
     ),
 )
 
@@ -233,12 +235,12 @@ def _limited(run: AgentSeries) -> list[int]:
     return [level.sessions for level in run.summary.levels if level.limited]
 
 
-def _levels_table(run: AgentSeries) -> Markup:
+def _levels_table(run: AgentSeries) -> Table:
     columns = agent_columns(
         "sessions turns_per_min spread session_p50_s session_p95_s ttft_p50_ms ttft_p95_ms "
         "hit_rate possible_hit_rate held_warm sessions_failed failed runs"
     )
-    return html_table(f"{run.letter}  {run.name}", columns, run.summary.levels)
+    return Table(f"{run.letter}  {run.name}", columns, run.summary.levels)
 
 
 def _overlay(
@@ -246,7 +248,31 @@ def _overlay(
 ) -> Spec | None:
     """Draw one curve a run over the sessions; what the client limited is hollow."""
     curves = [_curve(run, figure_of, has_ranges=unit == "turns/min") for run in runs]
+    if unit == "%":
+        curves = [*_possible_curve(runs), *curves]
     return over_sessions(curves_chart(curves, unit))
+
+
+def _possible_curve(runs: Sequence[AgentSeries]) -> Iterator[ChartCurve]:
+    """Yield the possible hits, where those of all runs are the same."""
+    rates = [_possible_rates(run) for run in runs]
+    if any(_lies_apart(rates[0], other) for other in rates[1:]) or not rates[0]:
+        return
+    points = [(sessions, 100 * rate) for sessions, rate in rates[0].items()]
+    yield ChartCurve(points, theme.STONE, "possible", (5, 4))
+
+
+def _possible_rates(run: AgentSeries) -> dict[int, float]:
+    rates = {}
+    for level in run.summary.levels:
+        if level.possible_hit_rate is not None:
+            rates[level.sessions] = level.possible_hit_rate
+    return rates
+
+
+def _lies_apart(rates: dict[int, float], others: dict[int, float]) -> bool:
+    common = rates.keys() & others.keys()
+    return any(abs(rates[sessions] - others[sessions]) > SAME_RATE for sessions in common)
 
 
 def _curve(
