@@ -209,3 +209,45 @@ def test_the_text_and_the_report_have_a_row_for_each_size(good, tmp_path):
     page = tmp_path / "q.html"
     call("runs", "report", "last", "-o", str(page), check=0)
     assert "Each size of context at each concurrency" in page.read_text()
+
+
+@pytest.fixture
+def engine_with_worse_kv(folder):
+    """Fails every second task, at any load."""
+
+    def every_second(task):
+        if goals.index(task.goal) % 2:
+            return [{"text": "I cannot."}]
+        return solving(task)
+
+    goals = [tool_task(SEED, "2k", number).goal for number in range(COUNT)]
+    path = write_dialogues(folder / "kv.jsonl", COUNT, every_second, sizes=("2k",))
+    with FakeEngine(slots=4, token_ms=0.1, ctx=50_000, dialogues=path) as engine:
+        yield engine
+
+
+def test_two_kv_types_are_compared_task_by_task(good, engine_with_worse_kv):
+    words = (*WORDS[:4], "--delta", "20", "--seed", str(SEED))
+    quality(good, "tools:2k", *words, "--kv", "f16", check=None)
+    quality(engine_with_worse_kv, "tools:2k", *words, "--kv", "q4_0", check=None)
+    done = call("runs", "compare", "last~1", "last", check=EXIT_LOST)
+    assert "KV q4_0 (B) against KV of 16 bits (A): worse at C=1: at least" in done.out
+    document = call("runs", "compare", "last~1", "last", "--json", check=EXIT_LOST).json
+    assert [level["concurrency"] for level in document["levels"]] == [1, 4]
+    assert document["levels"][0]["difference"]["lost"] == COUNT // 2
+
+
+def test_the_same_answers_with_another_kv_type_are_no_worse(good):
+    quality(good, "tools:2k", *WORDS, "--kv", "f16", check=EXIT_OK)
+    quality(good, "tools:2k", *WORDS, "--kv", "fp8", check=EXIT_OK)
+    done = call("runs", "compare", "last~1", "last", check=EXIT_OK)
+    assert "KV fp8 (B) against KV of 16 bits (A): no worse than 45 points at C=1, 4" in done.out
+
+
+def test_trials_of_other_tasks_are_not_compared(good):
+    for seed in ("7", "8"):
+        words = ("--items", "9", "-c", "1,2", "--delta", "45", "--seed", seed)
+        quality(good, "tools:2k", *words, check=None)
+    message = refused("runs", "compare", "last~1", "last")
+    assert "were asked other items" in message
+    assert "--seed" in message

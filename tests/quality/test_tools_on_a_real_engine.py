@@ -24,18 +24,40 @@ async def measured(url, store):
     ready = await ready_tools(endpoint, "tools:2k", seed=7, count=COUNT, max_tokens=24)
     plan = TrialPlan((2,), delta=0.45, seed=7)
     trial = QualityTrial(
-        plan, ready.bank, endpoint, store, HOST, Judge(None), histories=ready.histories
+        plan,
+        ready.bank,
+        endpoint,
+        store,
+        HOST,
+        Judge(None),
+        histories=ready.histories,
     )
     return await trial.run()
 
 
 def test_every_task_is_judged_alone_and_under_load(store):
-    launch = Launch("e", "embedded", MODEL, weights(), slots=2, context_tokens=6400, threads=2)
+    launch = Launch(
+        "e",
+        "embedded",
+        MODEL,
+        weights(),
+        slots=2,
+        context_tokens=6400,
+        threads=2,
+    )
     with serving(launch) as url:
         summary = asyncio.run(measured(url, store))
     (level,) = summary.levels
     (size,) = level.sizes
-    for outcomes in (level.base.outcomes, level.load.outcomes, size.base, size.load):
-        assert sum(count for _, count in outcomes) == COUNT
-    first_turns = [row for row in store.requests(summary.run_id) if row.level and not row.turn]
-    assert len(first_turns) == len(store.verdicts(summary.run_id)) == 3 * COUNT
+    judged = (
+        level.base.outcomes,
+        level.load.outcomes,
+        size.base,
+        size.load,
+    )
+    for outcomes in judged:
+        assert sum(dict(outcomes).values()) == COUNT
+    rows = store.requests(summary.run_id)
+    first_turns = [row for row in rows if row.level and not row.turn]
+    verdicts = store.verdicts(summary.run_id)
+    assert len(first_turns) == len(verdicts) == 3 * COUNT

@@ -384,7 +384,10 @@ def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
     if a is not None and b is not None:
         return a, b
     done = [run for run in store.runs() if run.state is RunState.DONE]
-    measured = [run for run in done if run.kind not in (QUALITY, *OF_A_TUNING)]
+    left_out: tuple[str, ...] = (QUALITY, *OF_A_TUNING)
+    if a is not None and store.run(a).kind == QUALITY:
+        left_out = OF_A_TUNING
+    measured = [run for run in done if run.kind not in left_out]
     if not measured:
         raise UserError("there are no runs to compare", hint="`skep bench sweep` makes one")
     first = measured[0] if a is None else store.run(a)

@@ -19,7 +19,7 @@ from skep.bench.compare import (
     run_ab,
 )
 from skep.bench.session import SessionProgress
-from skep.bench.stored_run import AGENTS, MIXED, load_run
+from skep.bench.stored_run import AGENTS, MIXED, QUALITY, load_run
 from skep.cli.bench import ABOptions, CompareOptions
 from skep.cli.options import EndpointOptions, existing, run_measuring
 from skep.cli.sweep import level_view, levels_of, maker_for, sweep_plan
@@ -30,7 +30,7 @@ from skep.quality.mixed_compare import MixedSide, load_mixed
 from skep.report.columns import print_records
 from skep.report.tables import CompareResult, comparison_columns, group_by_level
 from skep.report.terminal import note, print_json
-from skep.store.database import open_store
+from skep.store.database import Store, open_store
 from skep.store.records import StoredRun
 from skep.units import parse_positive_seconds, parse_share
 
@@ -44,6 +44,8 @@ def run_compare_command(options: CompareOptions) -> int:
         a, b = chosen_runs(store, options.a, options.b)
         run_a = store.run(a)
         run_b = store.run(b)
+        if run_a.kind == run_b.kind == QUALITY:
+            return compare_trial_runs(store, run_a, run_b, as_json=options.as_json)
         check_kinds(run_a, run_b)
         if run_a.kind == AGENTS:
             return compare_agent_runs(load_side(store, run_a), load_side(store, run_b), options)
@@ -71,6 +73,27 @@ def warn_of(a: StoredRun, b: StoredRun) -> None:
     if differ:
         note(f"warning: these settings differ: {'; '.join(differ[:MOST_DIFFERENCES])}")
     note(*(f"SIMULATED: no model ran in {run.id}" for run in (a, b) if run.simulated))
+
+
+def compare_trial_runs(store: Store, a: StoredRun, b: StoredRun, *, as_json: bool) -> int:
+    """Print whether B answers the same items as well as A. Return the exit code of a trial."""
+    from skep.quality.trial_compare import compare_trials, load_trial
+    from skep.report.trial_comparison import (
+        comparison_exit_code,
+        print_trial_comparison,
+        trial_comparison_json,
+    )
+
+    comparison = compare_trials(load_trial(store, a), load_trial(store, b))
+    if not comparison.levels:
+        hint = "measure both with the same --concurrency"
+        raise UserError(f"`{a.id}` and `{b.id}` have no level in common", hint=hint)
+    warn_of(a, b)
+    if as_json:
+        print_json(trial_comparison_json(comparison))
+    else:
+        print_trial_comparison(comparison)
+    return comparison_exit_code(comparison)
 
 
 def compare_agent_runs(a: AgentsSide, b: AgentsSide, options: CompareOptions) -> int:
