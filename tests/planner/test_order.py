@@ -8,9 +8,10 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
+from skep.catalog.engines import planned_engines
 from skep.catalog.models import geometry
 from skep.config.rigs import parse_rig
-from skep.planner.candidates import ENGINES, Pins, PlanGoal
+from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
 from skep.planner.memory import kv_bytes_per_token, memory
 from skep.planner.order import best_form, first_of, in_order, what_room_costs, why_first
@@ -22,7 +23,9 @@ EIGHT = PlanGoal(agents=8, input_tokens=16_384, output_tokens=1024)
 
 @cache
 def chosen(model, rig, goal=AGENTS):
-    return choose(geometry(model), parse_rig(rig), goal, Pins(vision=False), engines=ENGINES)
+    return choose(
+        geometry(model), parse_rig(rig), goal, Pins(vision=False), engines=planned_engines()
+    )
 
 
 @pytest.fixture

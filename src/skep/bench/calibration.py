@@ -27,6 +27,7 @@ from skep.bench.metrics import (
 from skep.bench.session import OnProgress
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Sender, TaskMaker, Workload
+from skep.catalog.engines import gguf_engine, kind_of, measured_engines
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import find_geometry, find_pullable
 from skep.config.rigs import ResolvedRig, cpu_rig, parse_rig, rig_of_host
@@ -36,7 +37,6 @@ from skep.errors import EndpointError, UserError
 from skep.host.facts import memory_bandwidth_gbs
 from skep.paths import LOOPBACK, user_paths
 from skep.planner.calibration import CalibrationData, MeasuredLevel, fit, speed_model_maker
-from skep.planner.memory import has_pool
 from skep.planner.setup import KV_TYPES, Layout, Rig, Setup, known_kv, known_quant
 from skep.planner.step import published_constants
 from skep.stats.percentiles import mean_t_interval
@@ -62,7 +62,6 @@ QUEUED_SHARE = 0.05  # of a request's time, at most
 CACHED_SHARE = 0.05  # of prompts whose time counts, at most
 
 MakerFor = Callable[[Workload, Endpoint], Awaitable[TaskMaker]]
-ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama")
 
 
 class CalibrationPlan(msgspec.Struct, frozen=True):
@@ -423,16 +422,17 @@ def _as_started(flags: SetupFlags, endpoint: Endpoint) -> SetupFlags:
 
 def _engine(flags: SetupFlags, engine_facts: Mapping[str, Any]) -> str:
     if flags.engine is not None:
-        name = flags.engine.strip().lower().replace("llama.cpp", "llamacpp")
-        if name not in ENGINES:
+        name = flags.engine.strip().lower().replace("llama.cpp", gguf_engine())
+        if name not in measured_engines():
             raise UserError(
-                f"--engine `{flags.engine}` is not known", hint=f"known: {', '.join(ENGINES)}"
+                f"--engine `{flags.engine}` is not known",
+                hint=f"known: {', '.join(measured_engines())}",
             )
         return name
     words = (str(engine_facts.get(name, "")) for name in ("engine", "server", "build"))
     engine = engine_in(" ".join(words))
     if engine is None:
-        hint = f"name it with --engine; known: {', '.join(ENGINES)}"
+        hint = f"name it with --engine; known: {', '.join(measured_engines())}"
         raise UserError("the endpoint does not say which engine it is", hint=hint)
     return engine
 
@@ -502,7 +502,7 @@ def _layout(flags: SetupFlags, rig: Rig, replicas: int, engine: str) -> Layout:
     pp = flags.pp or 1
     if flags.tp is None and flags.pp is None:
         cards_per_replica = max(1, len(rig.cards) // replicas)
-        if has_pool(engine):
+        if kind_of(engine).has_pool:
             tp = cards_per_replica
         else:
             pp = cards_per_replica

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from skep.catalog.names import did_you_mean, squeeze
+from skep.catalog.engines import engine_named_in
+from skep.catalog.names import did_you_mean
 from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import HttpResponse, Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
@@ -18,15 +19,6 @@ from skep.wire.heads import Origin, parse_url
 PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 LONGEST_LOCATION = 200
-
-# Words in the names that servers give themselves, and the engine that each stands for.
-_ENGINES = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "llamacpp": "llamacpp",
-    "ollama": "ollama",
-    "library": "ollama",
-}
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -216,5 +208,4 @@ def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]
 
 def engine_in(description: str | None) -> str | None:
     """Return the engine that a server's description of itself names; None: it names none."""
-    text = squeeze(description or "")
-    return next((engine for word, engine in _ENGINES.items() if word in text), None)
+    return engine_named_in(description or "")

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from skep.catalog.engines import kind_of
+from skep.catalog.engines import gguf_engine, kind_of
 from skep.catalog.models import checkpoint_of, find_geometry
 from skep.catalog.names import table, table_texts
 
@@ -60,7 +60,7 @@ def find_tool_calling(
     if entry is None:
         return None
     if _goes_by_template(engine):
-        readable = entry.get("llamacpp", "no") != "no"
+        readable = entry.get(gguf_engine(), "no") != "no"
         return ToolCalling(why_not=None if readable else NO_TOOLS)
     if kind_of(engine).told_parsers:
         return _parsers_of(engine, entry, name)

@@ -295,9 +295,9 @@ def learn_flags(settings: Settings) -> None:
     """Ask the installed engines which flags they know, once a version, and say so: vLLM takes half
     a minute to tell.
     """
-    from skep.config.settings import OWN_ENGINES
+    from skep.catalog.engines import kind_of
 
-    others = [serve for serve in settings.serve if serve.engine not in OWN_ENGINES]
+    others = [serve for serve in settings.serve if not kind_of(serve.engine).part_of_skep]
     if not others:
         return
     from skep.engines.base import engine_named

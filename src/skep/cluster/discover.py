@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep import __version__
+from skep.catalog.engines import EMBEDDED, engines_with_program, own_engines
 from skep.catalog.gpus import Gpu
 from skep.cluster.connect import (
     actor_name,
@@ -37,8 +38,6 @@ SURVEY_S = 90.0
 STATUS_S = 60.0
 STANDING_S = 3.0
 LOOK_S = 20.0  # for the answers of all nodes: their tasks run in parallel
-PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
-WITHIN = ("fake", "simulated")  # part of skep
 _SHOWN = ("name", "model", "state", "why", "slots", "url")
 
 
@@ -293,10 +292,12 @@ def _initial_variable(name: str) -> str | None:
 
 
 def installed_engines() -> dict[str, str | None]:
-    versions: dict[str, str | None] = dict.fromkeys(WITHIN)
+    versions: dict[str, str | None] = dict.fromkeys(
+        name for name in own_engines() if name != EMBEDDED
+    )
     if find_spec("xllamacpp") is not None:
-        versions["embedded"] = engine_named("embedded").version()
-    for name in PROGRAMS:
+        versions[EMBEDDED] = engine_named(EMBEDDED).version()
+    for name in engines_with_program():
         with contextlib.suppress(UserError):
             versions[name] = version_of(find_program(name))
     return versions

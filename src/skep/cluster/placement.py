@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.engines import kind_of, planned_engines
+from skep.catalog.engines import EMBEDDED, gguf_engine, kind_of, planned_engines
 from skep.catalog.gpus import Device
 from skep.catalog.models import find_pullable
 from skep.catalog.presets import NO_CARDS, Preset
@@ -36,7 +36,7 @@ from skep.config.rigs import rig_of_host
 from skep.config.settings import Serve, Settings
 from skep.deploy import launches as deploy
 from skep.deploy import resolve
-from skep.deploy.launches import NO_WEIGHTS, PullProgress
+from skep.deploy.launches import PullProgress
 from skep.deploy.resolve import PlannedServe, Say, ServeRequest
 from skep.engines.base import Launch, PlacementRequest, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
@@ -207,7 +207,7 @@ def _no_room(
 
 def path_of(serve: Serve) -> str | None:
     """Return the path of the weights on every node, if the model is named by a path."""
-    if serve.engine in NO_WEIGHTS or serve.engine == "ollama":
+    if kind_of(serve.engine).weights in ("none", "store"):
         return None
     named = serve.checkpoint or serve.model
     path = Path(os.path.expanduser(named))  # noqa: PTH111 - leaves `~nobody` as it is
@@ -223,7 +223,7 @@ def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: boo
 
     `pulls`: this machine may serve it, so its file is pulled here.
     """
-    if serve.engine in NO_WEIGHTS:
+    if not kind_of(serve.engine).needs_weights:
         return None, None, ANYWHERE
     shared = path_of(serve)
     if kind_of(serve.engine).weights != "gguf":
@@ -324,7 +324,7 @@ def _running_replicas(
         assert old.place is not None
         if serve.threads:
             threads = serve.threads
-        elif old.place.cards or serve.engine in NO_WEIGHTS:
+        elif old.place.cards or not kind_of(serve.engine).needs_weights:
             threads = 0
         else:
             threads = old.threads
@@ -397,7 +397,7 @@ def _launches(
     serve = table.serve
     path, checkpoint, weights_request = weights
     threads_before = {launch.name: launch.threads for launch in standing}
-    computes_on_cpu = not table.cards and serve.engine not in NO_WEIGHTS
+    computes_on_cpu = not table.cards and kind_of(serve.engine).needs_weights
     if len(table.nodes) < len(survey.nodes):
         nodes = tuple(node.name for node in table.nodes)
     else:
@@ -459,9 +459,9 @@ def serve_on(request: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Sa
         return replace(_of_preset(preset, request, survey, say), gpus=())
     with_cards = [node for node in survey.nodes if node.cards]
     if resolve.is_for_embedded(
-        request, llama_cards=any("llamacpp" in node.engines for node in with_cards)
+        request, llama_cards=any(gguf_engine() in node.engines for node in with_cards)
     ):
-        able = sum("embedded" in node.engines and node.cpus >= 1 for node in survey.nodes)
+        able = sum(EMBEDDED in node.engines and node.cpus >= 1 for node in survey.nodes)
         serve = Serve(
             model=request.model,
             checkpoint=request.checkpoint,

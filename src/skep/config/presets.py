@@ -29,7 +29,7 @@ from skep.config.load import (
 )
 from skep.config.problems import Problems
 from skep.config.rigs import parse_rig
-from skep.config.settings import OWN_ENGINES, Serve, default_context
+from skep.config.settings import Serve, default_context
 from skep.errors import UserError
 from skep.paths import Paths
 from skep.planner.rules import valid_rungs
@@ -182,7 +182,7 @@ def serve_of(preset: Preset) -> Serve:
 
 def _usual_context(preset: Preset) -> int:
     """Return enough for the figures and for a task: a model's whole context seldom fits."""
-    if preset.engine in OWN_ENGINES:
+    if kind_of(preset.engine).part_of_skep:
         return default_context(preset.engine)
     lengths = [
         (figure.input_tokens or 0) + (figure.output_tokens or 0) for figure in preset.published

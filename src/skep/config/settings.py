@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from skep.catalog.engines import EMBEDDED, kind_of
 from skep.catalog.presets import AtLeast1, CardNumber, Context, EngineOptions
 from skep.errors import UserError
 from skep.paths import DEFAULT_PORT, LOOPBACK
@@ -24,7 +25,6 @@ from skep.units import GIB, MIB, parse_bytes, parse_percent, parse_seconds, shor
 from skep.wire.heads import Origin, parse_url
 
 EMBEDDED_MODEL = "smollm2-135m"
-OWN_ENGINES = ("embedded", "fake", "simulated")  # that skep starts within its own package
 DEFAULT_CONTEXT = 2048
 MIN_BODY_BYTES = 1024
 Shape = Literal["json", "ntfy", "slack"]
@@ -188,7 +188,7 @@ class Serve(msgspec.Struct, frozen=True):
     """One model to serve."""
 
     model: str = EMBEDDED_MODEL
-    engine: str = "embedded"
+    engine: str = EMBEDDED
     replicas: _UpTo1024 = 1
     slots: _UpTo1024 = 4
     # per slot; 0: as the engine has it
@@ -233,7 +233,7 @@ class Serve(msgspec.Struct, frozen=True):
 
 def default_context(engine: str) -> int:
     """Return the tokens of a slot where none are set; 0: the engine's own default."""
-    if engine in OWN_ENGINES:
+    if kind_of(engine).part_of_skep:
         return DEFAULT_CONTEXT
     return 0
 

@@ -21,6 +21,7 @@ from skep.catalog.tool_calling import (
     with_template,
 )
 from skep.config.presets import shipped_preset
+from skep.deploy.kv_caveat import kv_caveat
 from skep.deploy.plan_request import PlanAnswer, PlanFlags, PresetAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
@@ -36,11 +37,6 @@ from skep.planner.setup import Rig, Setup, Speculation, of_machines
 from skep.units import format_bytes
 
 FIRST_PORT = 8001
-_KV = {
-    ("vllm", "int8"): "int8_per_token_head",
-    ("vllm", "turboquant_3bit"): "turboquant_3bit_nc",
-    ("sglang", "fp8"): "fp8_e4m3",
-}
 _SOURCES = 3  # so many are named
 # variables that skep sets where it starts an engine; nobody types them
 _SILENT = {
@@ -86,20 +82,24 @@ def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
 def _kv_option(setup: Setup) -> str | None:
     if setup.kv.family == "half":
         return None
-    return _KV.get((setup.engine, setup.kv.id), setup.kv.id)
+    words = kind_of(setup.engine).kv_words
+    return words.get(setup.kv.id, setup.kv.id)
 
 
 def _draft_option(spec: Speculation | None, ending: str) -> Draft | None:
     if spec is None:
         return None
-    model = f"path/to/draft{ending}" if spec.method in DRAFTED_BY_MODEL else None
+    model = None
+    if spec.method in DRAFTED_BY_MODEL:
+        model = f"path/to/draft{ending}"
     return Draft(spec.method, spec.depth, model)
 
 
 def _card_shares(setup: Setup, rig: Rig) -> tuple[float, ...]:
     """Return the memory of each card where layers are divided over unlike ones."""
     shares = tuple(card.memory_gib for card in rig.cards[: setup.layout.pp])
-    if setup.engine == "llamacpp" and len(set(shares)) > 1:
+    are_unlike = len(set(shares)) > 1
+    if are_unlike and kind_of(setup.engine).takes("card_shares"):
         return shares
     return ()
 
@@ -191,7 +191,8 @@ def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str
         words += ["--spec", "none"]
     if not setup.graphs:
         words += ["--no-graphs"]
-    if setup.vision and setup.engine == "vllm" and setup.model.vision_params:
+    takes_no_pictures = kind_of(setup.engine).takes("text_only")
+    if setup.vision and takes_no_pictures and setup.model.vision_params:
         words += ["--vision"]
     return shlex.join(words)
 
@@ -349,6 +350,7 @@ def caveats(answer: PlanAnswer, plan: Plan) -> list[str]:
     sentences = [
         *cautions,
         *_unknown_checkpoint(plan),
+        kv_caveat(plan, answer.kv_shown_by),
         agent_caveat(answer, plan),
         *_room_caveats(answer, plan, choice),
         *_start_caveats(answer, plan),

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from skep.catalog.engines import installable_engines
+from skep.catalog.engines import EMBEDDED, installable_engines
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import pullable
 from skep.config.settings import EMBEDDED_MODEL
@@ -40,7 +40,7 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
     embedded = HostFinding(
         "embedded engine", WARNING, "not installed", "install skep again: xllamacpp is missing"
     )
-    if (version := engine_named("embedded").version()) is not None:
+    if (version := engine_named(EMBEDDED).version()) is not None:
         embedded = HostFinding("embedded engine", OK, version)
     ours = [
         embedded,

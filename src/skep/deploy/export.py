@@ -46,7 +46,6 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on 
 # variables for what lies where only the user knows
 CHECKPOINT = "CHECKPOINT"
 MODELS = "MODELS"
-LLAMA_CACHE = ("~/.cache/llama.cpp", "/models")
 HUB_CACHE = ("~/.cache/huggingface", "/root/.cache/huggingface")
 CHECKPOINT_INSIDE = "/model"
 MODELS_INSIDE = "/models"
@@ -258,8 +257,8 @@ def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int)
 
 
 def _check_engine(engine: str, name: str) -> None:
-    if engine == "ollama":
-        title = "Ollama"
+    if kind_of(engine).weights == "store":
+        title = kind_of(engine).title
     elif not isinstance(engine_named(engine), Adapter):
         title = f"skep's own {engine} engine"
     else:
@@ -379,8 +378,9 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
         mounts.insert(0, (RecipePath(host), inside, read_only))
     variables = environment(inner)
     hub = on_hub(checkpoint or "")
-    if hub and launch.engine == "llamacpp":
-        variables |= {"LLAMA_CACHE": LLAMA_CACHE[1]}
+    cache = kind_of(launch.engine).image_cache
+    if hub and cache is not None:
+        variables |= {"LLAMA_CACHE": cache[1]}
     return ContainerSpec(
         name=launch.name,
         image=container.image,
@@ -402,7 +402,7 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
 def _health_check(launch: Launch, port: int) -> tuple[str, ...]:
     """Return the command that asks the engine, with what its image has."""
     url = f"http://{HOST}:{port}{health_path(launch)}"
-    if launch.engine == "llamacpp":
+    if kind_of(launch.engine).image_program:
         return ("CMD", "curl", "-f", url)
     script = f"import urllib.request as u; u.urlopen({url!r}, timeout=5)"
     return ("CMD", "python3", "-c", script)
@@ -429,10 +429,11 @@ def docker_words(spec: ContainerSpec) -> list[Word]:
 
 def image_of(engine: str, version: str | None) -> str:
     """Return the engine's public image, of the version that was measured where there is one."""
-    name = engine_kinds()[engine].image
-    if engine == "llamacpp":
+    kind = engine_kinds()[engine]
+    name = kind.image
+    if kind.image_tag:
         build = re.fullmatch(r"b[0-9]+", version or "")
-        return f"{name}:server-cuda" + (f"-{build[0]}" if build else "")
+        return f"{name}:{kind.image_tag}" + (f"-{build[0]}" if build else "")
     release = re.fullmatch(r"v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)", version or "")
     if release:
         return f"{name}:v{release[1]}"
@@ -475,7 +476,7 @@ def _weights(launch: Launch, container: Container) -> tuple[str, str, bool, str 
     folder, _, name = checkpoint.rpartition("/")
     is_local = checkpoint.startswith(LOCAL)
     if container.checkpoint is None and on_hub(checkpoint):
-        outside, inside = LLAMA_CACHE if launch.engine == "llamacpp" else HUB_CACHE
+        outside, inside = kind_of(launch.engine).image_cache or HUB_CACHE
         return outside, inside, False, checkpoint
     if container.checkpoint is None and checkpoint.endswith(".gguf"):
         return folder if is_local else f"${MODELS}", MODELS_INSIDE, True, f"{MODELS_INSIDE}/{name}"
@@ -517,10 +518,10 @@ def _started(
     else:
         words += ["--host", EVERYWHERE]
     if steps:
-        start = "/app/llama-server" if engine == "llamacpp" else words[0]
+        start = kind_of(engine).image_program or words[0]
         script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
         return "/bin/bash", ("-c", script)
-    entry_point = None if engine == "llamacpp" else words[0]
+    entry_point = None if kind_of(engine).image_program else words[0]
     return entry_point, tuple(words[1:])
 
 

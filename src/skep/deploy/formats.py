@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, checkpoint_of, checkpoints_of
 from skep.deploy.plan_request import (
@@ -30,7 +31,7 @@ from skep.deploy.plan_request import (
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, as_published
 from skep.planner.choose import Plan, PlanChoice, choose
-from skep.planner.memory import has_pool, weights_bytes
+from skep.planner.memory import weights_bytes
 from skep.planner.ranking import BasisOf
 from skep.planner.rules import Finding, has_marlin
 from skep.planner.setup import KV_TYPES, QUANTS, KvType, Quant, Rig, Setup
@@ -195,7 +196,7 @@ def _weight_tries(
         name for checkpoint in checkpoints_of(model.geometry.id) for name in checkpoint.formats
     ]
     for pooled, usual in ((True, _POOL_FORMATS), (False, _GGUF_FORMATS)):
-        engine = next((engine for engine in engines if has_pool(engine) is pooled), None)
+        engine = next((engine for engine in engines if kind_of(engine).has_pool is pooled), None)
         if engine is None:
             continue
         names = {
@@ -204,7 +205,7 @@ def _weight_tries(
             if name in QUANTS and QUANTS[name].nominal >= _LEAST_BITS
         }
         fitting = {name for name in names if (QUANTS[name].family == "gguf") is not pooled}
-        if has_pool(chosen.engine) is pooled:
+        if kind_of(chosen.engine).has_pool is pooled:
             fitting.add(chosen.quant.id)
         yield from (
             (QUANTS[name], _engine_for(name, engine, chosen)) for name in QUANTS if name in fitting
@@ -250,7 +251,7 @@ def _kv_tries(pins: Pins, first: Plan) -> Iterator[KvType]:
     if pins.kv is not None:
         yield first.setup.kv
         return
-    gguf = first.setup.engine == "llamacpp"
+    gguf = kind_of(first.setup.engine).reads_gguf
     for kv in KV_TYPES.values():
         if kv.family == "half" or (kv.family == "gguf") is gguf:
             yield kv
@@ -281,7 +282,7 @@ def _kv_row(trial: FormatTrial, kv: KvType, pins: Pins, best: PlanChoice) -> For
         verdict=verdict,
         why=why,
         size_gib=trial.model.kv_bytes_per_token(kv.bytes) * _TOKENS / GIB,
-        kernel=kv_kernel(kv, gguf=setup.engine == "llamacpp"),
+        kernel=kv_kernel(kv, gguf=kind_of(setup.engine).reads_gguf),
         **_figures(choice.plans[0] if choice.plans else None),
     )
 
@@ -343,7 +344,7 @@ def _rejected(choice: PlanChoice) -> tuple[str, str]:
 
 def weight_kernel(quant: Quant, card: Device, engine: str) -> str:
     """Return what multiplies weights of this format on such a card."""
-    if engine == "llamacpp":
+    if kind_of(engine).reads_gguf:
         if quant.bits >= 16:
             return "llama.cpp, 16 bits"
         return "llama.cpp, quantized"

@@ -152,7 +152,7 @@ def room_of(
         return tuple(
             (f"gpu{gpu}", int(total * share)) for gpu, total in card_totals if total is not None
         )
-    if weights is None or (cards and not launch.gpus and launch.engine != "embedded"):
+    if weights is None or (cards and not launch.gpus and not kind_of(launch.engine).part_of_skep):
         return ()  # it divides itself over all cards
     if NOT_ON_CARDS & {word.partition("=")[0] for word in launch.extra}:
         return ()  # part of it stays in memory, and how much is the engine's to know

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.engines import kind_of
+from skep.catalog.engines import EMBEDDED, kind_of
 from skep.catalog.gpus import Device
-from skep.config.settings import OWN_ENGINES, Serve, Settings
+from skep.config.settings import Serve, Settings
 from skep.deploy.gpu_assignment import (
     LocalMachine,
     assign_cards,
@@ -39,7 +39,6 @@ from skep.wire.heads import parse_url
 PullProgress = Callable[[int, int | None], None]
 
 REMOTE = "remote"  # the engine of a launch that skep does not start
-NO_WEIGHTS = ("fake", "simulated")
 # Fields that a launch takes over from its [[serve]] table.
 _FIELDS_OF_TABLE = (
     "engine", "slots", "context_tokens", "extra", "reserve", "soft_slots", "about", "options",
@@ -94,7 +93,7 @@ def plan_launches(
 
 def _placed(serve: Serve, machine: LocalMachine, taken: Iterable[int]) -> list[tuple[int, ...]]:
     """Return the cards of each replica; empty where skep chooses no cards for them."""
-    if serve.engine not in OWN_ENGINES:
+    if not kind_of(serve.engine).part_of_skep:
         engine_named(serve.engine)
         find_program(serve.engine, serve.binary)  # before weights are fetched for it
     if not on_cards(serve):
@@ -194,7 +193,7 @@ def on_cards(serve: Serve) -> bool:
     """Return whether the engine uses cards: the embedded engine is built for the CPU, and what
     needs no weights needs no card.
     """
-    if serve.engine in ("embedded", *NO_WEIGHTS):
+    if kind_of(serve.engine).part_of_skep:
         if serve.gpus or serve.options.cards > 1:
             hint = "--engine llamacpp or vllm (`engine` in skep.toml) uses cards"
             raise UserError(
@@ -230,7 +229,7 @@ def _launches(
             f"--engine-port {serve.engine_port} does not fit {serve.replicas} replicas", hint=hint
         )
     cores = machine.cores
-    if serve.engine == "embedded":  # its threads wait for each other
+    if serve.engine == EMBEDDED:  # its threads wait for each other
         cores -= machine.busy
     threads = serve.threads or max(1, cores // sum(table.replicas for table in settings.serve))
     running_threads = {}
@@ -281,7 +280,7 @@ def weights_named(serve: Serve) -> str | None:
 
     A path that does not exist is found here, not by a dying engine.
     """
-    if serve.engine in NO_WEIGHTS:
+    if not kind_of(serve.engine).needs_weights:
         return None
     named = serve.checkpoint or serve.model
     if kind_of(serve.engine).weights == "store":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from skep.catalog.engines import gguf_engine, planned_engines, pooled_engines
 from skep.catalog.presets import Metric, Preset, parse_draft
 from skep.catalog.session_shapes import (
     SessionShape,
@@ -25,7 +26,6 @@ from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import (
     AGENT_INPUT_TOKENS,
     AGENT_OUTPUT_TOKENS,
-    ENGINES,
     PinnedSizes,
     Pins,
     PlanGoal,
@@ -145,6 +145,7 @@ class PlanAnswer(Struct, frozen=True):
     notes: tuple[str, ...]
     published: Mapping[str, str] = {}  # by the title of a rig: what others measured on such cards
     preset: PresetAnswer | None = None  # where a preset was planned instead of a model
+    kv_shown_by: str = ""  # the run that shows a KV type below 8 bits to be no worse with tools
 
     @property
     def recommended(self) -> PlanChoice:
@@ -424,25 +425,25 @@ def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[s
     others for folders, else all.
     """
     words = (
-        name.strip().lower().replace("llama.cpp", "llamacpp")
+        name.strip().lower().replace("llama.cpp", gguf_engine())
         for names in flags.engine
         for name in names.split(",")
     )
     named = tuple(dict.fromkeys(words))
     if "all" in named:
-        return ENGINES
+        return planned_engines()
     for name in named:
-        _one_of("--engine", name, ENGINES)
+        _one_of("--engine", name, planned_engines())
     if named:
         return named
     pinned = find_quant(flags.quant) if flags.quant else model.quant
     gguf = pinned is not None and pinned.family == "gguf"
     has_kernels = any(runs_cuda_kernels(card) for card in rig.rig.cards)
-    if gguf or model.engine == "llamacpp" or not has_kernels:
-        return ("llamacpp",)
+    if gguf or model.engine == gguf_engine() or not has_kernels:
+        return (gguf_engine(),)
     if pinned is None and model.checkpoint is None:
-        return ENGINES
-    return ("vllm", "sglang")
+        return planned_engines()
+    return pooled_engines()
 
 
 def read_rigs(flags: PlanFlags) -> tuple[ResolvedRig, ...]:
@@ -488,7 +489,7 @@ def model_by_name(name: str) -> ModelFound:
         return ModelFound(
             model,
             notes=(f"{name} is taken as GGUF for llama.cpp, by its name",),
-            engine="llamacpp",
+            engine=gguf_engine(),
         )
     word = next((word for word in words if word in _QUANT_ENDINGS), None)
     if word is None or model.id == name.lower():

@@ -9,7 +9,7 @@ import re
 
 from msgspec.structs import replace
 
-from skep.catalog.engines import kind_of
+from skep.catalog.engines import kind_of, planned_name
 from skep.catalog.models import Geometry
 from skep.catalog.presets import Preset
 from skep.planner.setup import (
@@ -95,7 +95,7 @@ def setup_of_preset(preset: Preset, model: Geometry, quant: Quant) -> Setup:
         model,
         quant,
         kv,
-        "llamacpp" if preset.engine == "embedded" else preset.engine,
+        planned_name(preset.engine),
         layout,
         slots=max(1, preset.slots // options.dp),
         context=preset.context_tokens,

@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from skep.catalog.engines import engine_kinds
+from skep.catalog.engines import engine_kinds, kind_of
 from skep.catalog.models import checkpoint_of, find_pullable
 from skep.config.keys import has_keys
-from skep.config.settings import OWN_ENGINES, Serve, Settings
-from skep.deploy.launches import NO_WEIGHTS, launch_of, stem_of, weights_named
+from skep.config.settings import Serve, Settings
+from skep.deploy.launches import launch_of, stem_of, weights_named
 from skep.engines.adapter import adapter_of
 from skep.engines.base import engine_named
 from skep.engines.discovery import bare_words, is_installed
@@ -38,7 +38,7 @@ def preview(settings: Settings, paths: Paths) -> dict[str, Any]:
 
 
 def _served(serve: Serve, paths: Paths) -> dict[str, Any]:
-    is_own = serve.engine in OWN_ENGINES
+    is_own = kind_of(serve.engine).part_of_skep
     is_here = is_own or is_installed(serve.engine, serve.binary)
     return {
         "model": serve.model,
@@ -60,15 +60,15 @@ def _weights_shown(serve: Serve, paths: Paths) -> dict[str, Any]:
     `there`: nothing has to be fetched; None: not known. `bytes` None: the size is not known here.
     """
     named = serve.checkpoint or serve.model
-    if serve.engine == "ollama":
+    if kind_of(serve.engine).weights == "store":
         return {
-            "source": f"`{named}` of Ollama's own store",
+            "source": f"`{named}` of {kind_of(serve.engine).title}'s own store",
             "there": None,
             "bytes": None,
             "free_bytes": None,
         }
     path = os.path.expanduser(named)  # noqa: PTH111
-    if serve.engine in NO_WEIGHTS or os.path.exists(path):  # noqa: PTH110
+    if not kind_of(serve.engine).needs_weights or os.path.exists(path):  # noqa: PTH110
         return {"source": named, "there": True, "bytes": None, "free_bytes": None}
     source = parse_hub_source(named)
     if source is None:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog import presets as needs
-from skep.catalog.engines import model_engines, planned_engines
+from skep.catalog.engines import EMBEDDED, SIMULATED, gguf_engine, model_engines, planned_engines
 from skep.catalog.models import (
     checkpoint_of,
     checkpoints_of,
@@ -270,18 +270,18 @@ def is_for_embedded(request: ServeRequest, *, llama_cards: bool | None = None) -
     `llama_cards`: whether llama.cpp has cards; None: as on this machine.
     """
     if request.engine is not None:
-        if request.engine == "embedded" and (request.planned or request.tp or request.gpus):
+        if request.engine == EMBEDDED and (request.planned or request.tp or request.gpus):
             raise UserError(
                 "skep does not plan for the embedded engine: it runs on the CPU",
                 hint="leave --engine out",
             )
-        return request.engine == "embedded"
+        return request.engine == EMBEDDED
     if not request.model.endswith(".gguf"):
         return find_pullable(request.model) is not None
     if llama_cards is not None:
         return not llama_cards
     # With a card and a llama-server these are used; where one of them is missing, the CPU is.
-    return not (is_installed("llamacpp", request.binary) and read_host().gpus)
+    return not (is_installed(gguf_engine(), request.binary) and read_host().gpus)
 
 
 class PlannedServe(msgspec.Struct, frozen=True):
@@ -530,7 +530,7 @@ def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
         f"{setup.context} tokens; no model runs"
     )
     return {
-        "engine": "simulated",
+        "engine": SIMULATED,
         "replicas": setup.layout.replicas,
         "slots": simulation.slots,
         "context_tokens": simulation.context_tokens,

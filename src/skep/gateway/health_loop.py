@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from skep.catalog.engines import engine_kinds
 from skep.config.gateway_messages import HealthTimes, ReplicaSpec
 from skep.gateway.proxy import TICK_S, Proxy
 from skep.wire.client import WireFailure, fetch
@@ -22,7 +23,6 @@ T = TypeVar("T")
 CONFIRM_EVERY_S = 0.1
 CONFIRM_TIMEOUT_S = 5.0
 
-_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 
 Ask = Callable[[ReplicaSpec], Coroutine[Any, Any, None]]
 
@@ -142,7 +142,8 @@ def _headers_for(spec: ReplicaSpec) -> dict[str, str]:
 def count_running(metrics: str) -> int | None:
     """Return vLLM's or SGLang's count of running requests, over all their processes."""
     samples = parse_metrics(metrics)
-    counts = [samples[name] for name in _RUNNING if name in samples]
+    names = (kind.running_metric for kind in engine_kinds().values())
+    counts = [samples[name] for name in names if name in samples]
     if counts and math.isfinite(sum(counts)):
         return round(sum(counts))
     return None

@@ -27,6 +27,7 @@ from skep import __version__
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import tpot_ms
 from skep.bench.tasks import BenchTask, Sender
+from skep.catalog.engines import engine_kinds, engine_named_in, kind_of
 from skep.errors import EndpointError, SkepError, UserError
 from skep.host.facts import NvidiaReport, read_nvidia
 from skep.host.power import PowerMeter, open_meter
@@ -56,21 +57,11 @@ BETWEEN_LOOKS_S = 0.1
 # Output tokens beyond the probe's own, more than these and a twentieth, are somebody else's.
 TOKENS_OF_CHANCE = 8
 
-# What runs and what waits; a gateway comes before the engines that may stand behind it.
-_GAUGES = (
-    ("skep_slots_busy", "skep_queue_length"),
-    ("vllm:num_requests_running", "vllm:num_requests_waiting"),
-    ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-    ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
-)
+# What runs and what waits at a gateway, which comes before the engines that may stand behind it.
+_OF_GATEWAY = ("skep_slots_busy", "skep_queue_length")
 # A gauge without values is zero where the other one is present.
 _FRONTS = {"skep_slots_busy": "skep_slots"}
-_TOKENS = (
-    "skep_output_tokens_total",
-    "vllm:generation_tokens_total",
-    "sglang:generation_tokens_total",
-    "llamacpp:tokens_predicted_total",
-)
+_TOKENS_OF_GATEWAY = "skep_output_tokens_total"
 
 
 class TargetLoad(msgspec.Struct, frozen=True):
@@ -115,7 +106,10 @@ async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
 def load_of(counters: Mapping[str, float]) -> TargetLoad:
     """Return the load that the counters of `/metrics` show, by the first family that is there."""
     running = waiting = None
-    for running_name, waiting_name in _GAUGES:
+    kinds = engine_kinds().values()
+    gauges = [_OF_GATEWAY, *((kind.running_metric, kind.waiting_metric) for kind in kinds)]
+    totals = [_TOKENS_OF_GATEWAY, *(kind.tokens_metric for kind in kinds)]
+    for running_name, waiting_name in gauges:
         if running_name in counters or _FRONTS.get(running_name) in counters:
             running = _count(counters.get(running_name, 0.0))
             waiting = _count(counters.get(waiting_name, 0.0))
@@ -123,7 +117,7 @@ def load_of(counters: Mapping[str, float]) -> TargetLoad:
     return TargetLoad(
         running=running,
         waiting=waiting,
-        tokens_total=next((counters[name] for name in _TOKENS if name in counters), None),
+        tokens_total=next((counters[name] for name in totals if name in counters), None),
         process_began_at=counters.get("process_start_time_seconds"),
     )
 
@@ -166,7 +160,6 @@ def fresh_prompt(rng: Random, tokens: int) -> Prompt:
 
 HERE = "here"
 BEGAN_AT = "process_began_at"  # in a probe's `host`
-_VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_server_info"}
 
 
 def machine_of(url: str) -> str:
@@ -205,11 +198,10 @@ async def read_versions(
         engine = "ollama"
     else:
         engine = str(facts.get("engine", "")).lower()
-    if engine in _VERSION_PATHS and "build" not in facts:
+    version_path = kind_of(engine).version_path
+    if version_path and "build" not in facts:
         headers = dict(endpoint.headers)
-        answer = await fetch_if_there(
-            pool, "GET", _VERSION_PATHS[engine], headers=headers, timeout_s=ASK_S
-        )
+        answer = await fetch_if_there(pool, "GET", version_path, headers=headers, timeout_s=ASK_S)
         build = answer.document().get("version") if answer else None
         if isinstance(build, str):
             versions["build"] = build
@@ -222,9 +214,15 @@ FIND_S = 10.0  # to learn which models it serves
 WHOLE = 2.0  # a probe takes at most so many times a request's timeout
 FEWEST_TOKENS = 8  # of an answer: fewer have no speed
 FEWEST_READS = 4  # of an answer: one that a proxy held back and sent at once has no speed for us
-# These generate up to `max_tokens` when asked to; another server may refuse a field that it does
-# not know.
-_KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
+
+
+def _knows_fixed_output(endpoint: Endpoint) -> bool:
+    """Return whether it generates up to `max_tokens` when asked to: another server may refuse a
+    field that it does not know.
+    """
+    name = str(endpoint.engine.get("engine", ""))
+    kind = kind_of(engine_named_in(name) or "")
+    return kind.fixed_output or name in ("skep", "skep-fake") or "build" in endpoint.engine
 
 
 async def probe_target(
@@ -316,9 +314,7 @@ class _ProbeRun:
         if target.kind == "gateway":
             endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
         self.endpoint = endpoint
-        engine = str(endpoint.engine.get("engine", "")).lower()
-        knows_fixed_output = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
-        self._fixed_output = knows_fixed_output or target.kind != "endpoint"
+        self._fixed_output = _knows_fixed_output(endpoint) or target.kind != "endpoint"
         nvidia = None
         meter = None
         if machine_of(target.url) == HERE:

@@ -14,9 +14,10 @@ from math import ceil
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, checkpoints_of, find_checkpoint
-from skep.planner.memory import FitResult, defaults, fits, has_pool, memory, smallest, weights_bits
+from skep.planner.memory import FitResult, defaults, fits, memory, smallest, weights_bits
 from skep.planner.setup import (
     KV_TYPES,
     QUANTS,
@@ -33,7 +34,6 @@ from skep.planner.setup import (
 )
 from skep.units import GIB
 
-ENGINES = ("vllm", "sglang", "llamacpp")
 DEFAULT_CONTEXT = 8192
 # a task of an agent, where nobody says how long it is
 AGENT_INPUT_TOKENS = 16_384
@@ -119,7 +119,7 @@ def layouts(
     offered = []
     if pins.tp:
         tensor_sizes: Sequence[int] = (pins.tp,)
-    elif engine == "llamacpp" and of_machines(rig):  # over a network it splits by layers
+    elif kind_of(engine).reads_gguf and of_machines(rig):  # over a network it splits by layers
         tensor_sizes = (1,)
     else:
         tensor_sizes = range(1, count + 1)
@@ -140,7 +140,7 @@ def _expert_sizes(
 ) -> tuple[int, ...]:
     if pins.ep:
         return (pins.ep,)
-    if model.is_moe and tp > 1 and engine != "llamacpp":
+    if model.is_moe and tp > 1 and kind_of(engine).takes("ep"):
         return (1, tp)
     return (1,)
 
@@ -207,9 +207,9 @@ def as_published(quant: Quant, model: Geometry, engine: str) -> Quant:
 
 def _usual_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
     if model.native_bits is not None and model.native_bits < 5:
-        return (QUANTS["gguf_mxfp4" if engine == "llamacpp" else "mxfp4"],)
+        return (QUANTS["gguf_mxfp4" if kind_of(engine).reads_gguf else "mxfp4"],)
     native8 = model.native_bits == 8
-    if engine == "llamacpp":
+    if kind_of(engine).reads_gguf:
         offered = {"q4_k_m": True, "q5_k_m": True, "q6_k": True, "q8_0": True, "f16": not native8}
     else:
         offered = {
@@ -226,7 +226,7 @@ def _usual_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tupl
 def offered_kv(engine: str, quant: Quant, cards: Sequence[Device]) -> tuple[KvType, ...]:
     """Return 16 bits first, then the half-size type that this engine reads on these cards."""
     half = KV_TYPES["bf16"]
-    if engine == "llamacpp":
+    if kind_of(engine).reads_gguf:
         return half, KV_TYPES["q8_0"]
     if all("fp8" in card.formats for card in cards):
         return half, KV_TYPES["fp8"]
@@ -248,7 +248,7 @@ def base_setups(
     """Yield one setup for each quantization, with 16-bit KV and no speculation unless pinned."""
     cards = rig.cards[: layout.cards]
     pinned = pins.quant
-    if pinned is not None and pinned.id == "mxfp4" and engine == "llamacpp":
+    if pinned is not None and pinned.id == "mxfp4" and kind_of(engine).reads_gguf:
         pinned = QUANTS["gguf_mxfp4"]  # in llama.cpp's own file the rest has 8 bits, not 16
     nominal_quants = (pinned,) if pinned else offered_quants(model, engine, cards)
     for nominal in nominal_quants:
@@ -264,7 +264,7 @@ def base_setups(
             utilization=pins.utilization,
             graphs=pins.graphs,
             spec=pins.spec,
-            vision=pins.vision or engine != "vllm",
+            vision=pins.vision or not kind_of(engine).takes("text_only"),
         )
 
 
@@ -277,7 +277,7 @@ def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
     else:
         kinds = offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])
     specs: tuple[Speculation | None, ...] = (pins.spec,)
-    drafts = setup.model.mtp_layers and setup.engine != "llamacpp" and has_drafts(setup)
+    drafts = setup.model.mtp_layers and kind_of(setup.engine).has_pool and has_drafts(setup)
     if pins.spec is None and not pins.no_spec and drafts:
         specs = (None, *(Speculation("mtp", depth) for depth in _DEPTHS))
     for kv, spec in product(kinds, specs):
@@ -303,7 +303,7 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
 
 def held_tokens(goal: PlanGoal, setup: Setup, slots: int) -> int:
     """Return the KV that each slot holds of a pool: what sessions share is there once."""
-    if goal.shape is None or not has_pool(setup.engine):
+    if goal.shape is None or not kind_of(setup.engine).has_pool:
         return goal.need_tokens
     own_tokens = goal.need_tokens - goal.shared_tokens
     return ceil(own_tokens + goal.shared_tokens / slots)
@@ -357,7 +357,7 @@ def place(
         return next(filter(None, held), None)
 
     fewer = _fewer(required_slots, fewest)
-    groups = [[required_slots], fewer] if has_pool(setup.engine) else [fewer]
+    groups = [[required_slots], fewer] if kind_of(setup.engine).has_pool else [fewer]
     placed = (first_held(counts, margin=margin) for counts in groups for margin in (True, False))
     return next(filter(None, placed), None)
 
@@ -373,7 +373,7 @@ def with_experts_in_ram(
     """
     model = setup.model
     card = sizing_card(rig, setup.layout)
-    can_move = setup.engine == "llamacpp" and model.is_moe and not card.unified_memory
+    can_move = kind_of(setup.engine).takes("cpu_moe") and model.is_moe and not card.unified_memory
     if not can_move or setup.layout.replicas > 1:
         return None
     bits = part_bits(setup.quant, model)["experts"]
@@ -423,7 +423,7 @@ def _utilizations(setup: Setup, card: Device, pins: Pins) -> tuple[float | None,
     They are given even where it is the engine's own, which has changed with versions. Hybrids stay
     where they are safe.
     """
-    if pins.utilization or not has_pool(setup.engine):
+    if pins.utilization or not kind_of(setup.engine).has_pool:
         return (pins.utilization,)
     utilization = defaults(setup.engine, card).utilization
     if card.unified_memory:

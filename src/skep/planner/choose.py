@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of, planned_engines
 from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.catalog.session_shapes import find_shape
 from skep.planner import candidates, ranking
@@ -29,7 +30,6 @@ from skep.planner.candidates import (
 from skep.planner.memory import (
     KV_POOL,
     MemoryPlan,
-    has_pool,
     kv_bytes_per_token,
     longest_context,
     longest_shared_context,
@@ -392,18 +392,22 @@ def choose(
     goal: PlanGoal,
     pins: Pins | None = None,
     *,
-    engines: Sequence[str] = ("vllm",),
+    engines: Sequence[str] | None = None,
     basis_of: BasisOf = published_basis,
     checkpoint: str | None = None,
     all_levels: bool = True,
 ) -> PlanChoice:
     """Rank what these engines could do together. Nothing fits: the plans are empty.
 
-    `all_levels`: predict other numbers of agents than the goal's, too.
+    `engines` None: the one with most measurements. `all_levels`: predict other numbers of agents
+    than the goal's, too.
     """
     pins = pins or Pins()
     rig, order = candidates.arranged(rig)
-    surveys = [survey(model, rig, goal, pins, engine, basis_of(engine)) for engine in engines]
+    surveys = [
+        survey(model, rig, goal, pins, engine, basis_of(engine))
+        for engine in engines or planned_engines()[:1]
+    ]
     max_plans = SHOWN if goal.agents <= CROWD else SHOWN // 2
     all_rated = [rated for candidates_of_engine, _ in surveys for rated in candidates_of_engine]
     rejected = tuple(r for _, rejected_of_engine in surveys for r in rejected_of_engine)
@@ -511,7 +515,7 @@ def idle_cards(candidates_of_engine: Sequence[Rated]) -> str | None:
     model = first.setup.model
     sizes = range(used + 1, count + 1)
     uncut = [tp for tp in sizes if what_does_not_divide(model, tp)]
-    if has_pool(first.setup.engine) and layout.replicas == 1 and len(uncut) == len(sizes):
+    if kind_of(first.setup.engine).has_pool and layout.replicas == 1 and len(uncut) == len(sizes):
         verb = "does" if len(uncut) == 1 else "do"
         return (
             f"{words}: TP={' and '.join(map(str, uncut))} {verb} not divide the {model.heads} "
@@ -526,11 +530,11 @@ def idle_cards(candidates_of_engine: Sequence[Rated]) -> str | None:
 
 
 def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
-    """Return what cards add nothing for the engine that goes first, and for vLLM, whose layouts
-    heads decide.
+    """Return what cards add nothing for the engine that goes first, and for the engine with most
+    measurements, whose layouts heads decide.
     """
     of_engine = {survey[0].setup.engine: survey for survey in surveys if survey}
-    engines = dict.fromkeys((first.setup.engine, "vllm"))
+    engines = dict.fromkeys((first.setup.engine, planned_engines()[0]))
     sentences = [idle_cards(of_engine[engine]) for engine in engines if engine in of_engine]
     return "; ".join(filter(None, sentences)) or None
 
@@ -543,7 +547,7 @@ def _stretched(rated: Rated) -> Rated:
     setup = rated.setup
     slots = setup.slots or 1
     longest = rated.context_each
-    if has_pool(setup.engine):
+    if kind_of(setup.engine).has_pool:
         held = held_tokens(rated.goal, setup, slots)
         shared = longest_shared_context(setup, rated.card, slots, held)
         longest = max(longest, shared)

@@ -15,6 +15,7 @@ from math import ceil, log2
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner.setup import Quant, Setup, part_bits, parts_of
@@ -32,7 +33,6 @@ _USABLE_GIB = (
 APPLE_SHARE = 0.75
 # DGX Spark reports 121.7 of 128 GiB to CUDA; Strix Halo's GTT limit is set near that by its users
 UNIFIED_SHARE = 0.95
-UNIFIED_UTILIZATION = 0.85  # vLLM's recipe for DGX Spark: more is not free when the engine asks
 # the system and the engine's own host memory, where they share it (a guess)
 UNIFIED_RESERVE_BYTES = 6 * GIB
 
@@ -72,15 +72,12 @@ VISION_SCRATCH_DEFAULT_BYTES = int(1.3 * GIB)
 GRAPH_BASE_BYTES = 85 * MIB
 GRAPH_PIECEWISE_BYTES = 9 * MIB / 64  # a layer
 GRAPH_FULL_BYTES = 24 * MIB / 64  # a layer
-GRAPHS_INSIDE_SINCE = (0, 21)  # "CUDA graph memory profiling is enabled (default since v0.21.0)"
 
 CHUNK_TOKENS = 64  # of the chunked scan of linear attention (FLA_CHUNK_SIZE; vllm issue 54775)
 
-LLAMACPP_BATCH_TOKENS = 512  # --ubatch-size
 # cuBLAS workspace and scratch pools beside the compute buffer
 LLAMACPP_ENGINE_BYTES = int(0.15 * GIB)
 # without --parallel (llama.cpp pull 16736); that they then share one context is not followed
-LLAMACPP_SLOTS = 4
 LARGEST_CAPTURE = 512
 KV_POOL = "KV pool"
 WINDOW = "sliding-window KV"
@@ -117,23 +114,12 @@ def defaults(engine: str, card: Device) -> EngineDefaults:
     vLLM: EngineArgs.get_batch_defaults for its server: 70 GiB and more, except for the A100, have
     larger ones.
     """
-    if not has_pool(engine):
-        return EngineDefaults(1.0, LLAMACPP_SLOTS, LLAMACPP_BATCH_TOKENS)
+    kind = kind_of(engine)
     large = card.memory_gib >= 70 and not card.id.startswith("a100") and not card.unified_memory
-    batched_tokens = 8192 if large else 2048
-    if engine == "sglang":
-        # mem_fraction_static is worked out at start, near 0.88; requests are bounded by memory:
-        # the slots are a guess
-        return EngineDefaults(0.88, 256 if large else 64, batched_tokens)
-    utilization = UNIFIED_UTILIZATION if card.unified_memory else 0.9
-    return EngineDefaults(utilization, 1024 if large else 256, batched_tokens)
-
-
-def has_pool(engine: str) -> bool:
-    """Return whether KV is a pool of the memory that is left, as in vLLM; else slots x context is
-    taken at start.
-    """
-    return engine not in ("llamacpp", "ik_llamacpp", "ollama")
+    utilization = kind.memory_share or 1.0
+    if card.unified_memory and kind.unified_share is not None:
+        utilization = kind.unified_share
+    return EngineDefaults(utilization, kind.usual_slots[large], kind.usual_batched_tokens[large])
 
 
 def version_of(text: str | None) -> tuple[int, ...] | None:
@@ -201,7 +187,8 @@ def graphs_inside(setup: Setup) -> bool:
     mind, older ones record them in what the budget leaves.
     """
     version = version_of(setup.version)
-    return setup.engine == "vllm" and version is not None and version[:2] >= GRAPHS_INSIDE_SINCE
+    since = kind_of(setup.engine).graphs_in_budget_since
+    return since is not None and version is not None and version[: len(since)] >= since
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -319,7 +306,7 @@ def memory(
     `at_once` None: one with a pool, all slots where KV is taken at start.
     """
     default = defaults(setup.engine, rig_card)
-    pooled = has_pool(setup.engine)
+    pooled = kind_of(setup.engine).has_pool
     slots = slots or setup.slots or default.slots
     at_once = (at_once or 1) if pooled else slots
     utilization = setup.utilization or default.utilization
@@ -474,7 +461,7 @@ def _fixed_terms(
         terms.append(
             Term("unified-memory reserve", UNIFIED_RESERVE_BYTES, "the system shares this memory")
         )
-    if has_pool(setup.engine):
+    if kind_of(setup.engine).has_pool:
         terms += _late_terms(setup, card, slots)
     return tuple(terms)
 
@@ -507,7 +494,7 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
         experts_too = ", experts included" if model.is_moe else ""
         how = f"{model.mtp_layers} MTP layer(s) at {bits['draft']:g} bits{experts_too}"
         terms.append(Term("draft layers", size, how))
-    if vision and parts.vision and has_pool(setup.engine):
+    if vision and parts.vision and kind_of(setup.engine).has_pool:
         tower = int(parts.vision * bits["vision"] / 8 / layout.tp)
         how = f"{parts.vision / 1e6:.0f}M parameters that the checkpoint carries"
         terms.append(Term("vision tower", tower, how))
@@ -520,7 +507,7 @@ def _ends(setup: Setup, embedding: float, head: float) -> tuple[float, str]:
     llama.cpp looks embeddings up in system memory.
     """
     tp = setup.layout.tp
-    if not has_pool(setup.engine):
+    if not kind_of(setup.engine).has_pool:
         if head:
             return head / tp, "embeddings stay in system memory"
         return embedding / tp, "one matrix for both ends"
@@ -542,13 +529,13 @@ def _working_terms(
     """
     model = setup.model
     tp = setup.layout.tp
-    inside = setup.engine != "sglang"
+    inside = kind_of(setup.engine).trial_run
     tokens = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
     width = max(
         model.intermediate, model.experts_per_token * model.expert_intermediate, model.hidden
     )
     forward = tokens * (3 * width / tp + 2 * model.hidden) * 2
-    if not has_pool(setup.engine):
+    if not kind_of(setup.engine).has_pool:
         logits = tokens * model.vocab * 4
         how = f"compute buffer of {tokens} tokens, {model.vocab} logits each"
         engine = Term(
@@ -770,7 +757,7 @@ def _held(setup: Setup, plan: MemoryPlan) -> float:
         + window_bytes(setup, plan.context, tokens)
         + state_bytes(setup)
     )
-    if has_pool(setup.engine):
+    if kind_of(setup.engine).has_pool:
         pool = plan.pool_bytes
     else:
         pool = plan.pool_bytes - plan.over_inside_bytes

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from skep.planner.memory import has_pool
-from skep.planner.ranking import KNOWN_ENGINES, Rated, kernels_share
+from skep.catalog.engines import kind_of, planned_engines
+from skep.planner.ranking import Rated, kernels_share
 from skep.units import format_seconds
 
 # of the fastest's speed: who is slower than that loses clearly, however wide the band is
@@ -173,11 +173,11 @@ def _keep_on_cards(candidates: Candidates) -> Candidates:
 
 
 def _drop_experiments(candidates: Candidates) -> Candidates:
-    """Leave out llama.cpp's tensor split over many cards on PCIe, where a layout of vLLM was
-    measured on such cards.
+    """Leave out llama.cpp's tensor split over many cards on PCIe, where a layout of the engine
+    with most measurements was measured on such cards.
     """
     measured_engines = {rated.setup.engine for rated in candidates if rated.measured}
-    if "vllm" not in measured_engines:
+    if planned_engines()[0] not in measured_engines:
         return candidates
     return _keep_unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF)
 
@@ -185,7 +185,7 @@ def _drop_experiments(candidates: Candidates) -> Candidates:
 def _is_experiment(rated: Rated) -> bool:
     link = rated.prospect.link
     over_pcie = link is None or link.kind != "nvlink"
-    split = rated.setup.engine == "llamacpp" and rated.setup.layout.tp > FEW_SPLIT
+    split = kind_of(rated.setup.engine).reads_gguf and rated.setup.layout.tp > FEW_SPLIT
     return split and over_pcie and not rated.measured
 
 
@@ -228,7 +228,9 @@ def _has_spare_room(rated: Rated, agents: int) -> bool:
     """Return whether a few more sessions stay warm than there are agents. Slots with memory of
     their own hold one session each, however much memory that is.
     """
-    return not has_pool(rated.setup.engine) or rated.warm_sessions >= SPARE_SESSIONS * agents
+    return (
+        not kind_of(rated.setup.engine).has_pool or rated.warm_sessions >= SPARE_SESSIONS * agents
+    )
 
 
 def _keep_soonest(candidates: Candidates) -> Candidates:
@@ -363,7 +365,8 @@ def _why_tried(_: Rated, faster: Candidates) -> str:
     cause = (
         "llama.cpp's tensor split over PCIe, experimental and measured by nobody on so many cards"
     )
-    return f"vLLM was measured on such cards, while {_names(faster)} {verb} {cause}"
+    title = kind_of(planned_engines()[0]).title
+    return f"{title} was measured on such cards, while {_names(faster)} {verb} {cause}"
 
 
 def _why_comparable(first: Rated, faster: Candidates) -> str:
@@ -531,7 +534,7 @@ FORM_RULES = _form_rules()
 PREFERENCES: tuple[tuple[Callable[[Rated], bool | float], str], ...] = (
     (lambda rated: rated.setup.kv.family == "half", "a KV cache of 16 bits changes no answer"),
     (
-        lambda rated: rated.setup.engine in KNOWN_ENGINES,
+        lambda rated: kind_of(rated.setup.engine).well_measured,
         "more measurements of {first} are known than of {near}",
     ),
     (lambda rated: -_count_findings(rated, "costs"), "less is known to slow it down"),

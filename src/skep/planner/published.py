@@ -15,6 +15,7 @@ from importlib.resources import files
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of, pooled_engines
 from skep.catalog.gpus import Device
 from skep.planner.setup import (
     QUANTS,
@@ -30,8 +31,6 @@ from skep.planner.setup import (
 # tokens of a row that states none: a stream's own rate hardly depends on them
 USUAL_INPUT = 128
 USUAL_OUTPUT = 512
-
-_POOLED = ("vllm", "sglang")
 
 
 class PublishedRow(msgspec.Struct, frozen=True):
@@ -168,7 +167,7 @@ def draft_failure(setup: Setup, rig: Rig) -> DraftFailure | None:
 
 
 def known_draft_failure(model: str, cards: Sequence[Device], engine: str) -> DraftFailure | None:
-    engines = _POOLED if engine in _POOLED else (engine,)
+    engines = pooled_engines() if kind_of(engine).has_pool else (engine,)
     failures = (
         draft_failure
         for draft_failure in _draft_failures()

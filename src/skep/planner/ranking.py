@@ -10,13 +10,13 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.session_shapes import find_shape
 from skep.planner.candidates import PlanGoal, held_tokens, sizing_card
 from skep.planner.correction import Correction, correction
 from skep.planner.memory import (
     MemoryPlan,
-    has_pool,
     longest_context,
     longest_shared_context,
     memory,
@@ -43,7 +43,6 @@ _WORDS = {
     "engine": "few measurements with this engine",
     "ram": "experts are read from system memory, whose speed is not known",
 }
-KNOWN_ENGINES = ("vllm", "llamacpp")  # with many measurements
 _RAM_BAND = 0.5  # added to the exponent of the band's half width
 # Of the predicted speed of vLLM and SGLang on AMD's gaming chips, for which they have few kernels.
 # On RDNA 4 vLLM is measured (rows of the R9700). On RDNA 3 and 3.5 no published row of it is
@@ -73,7 +72,7 @@ def features(setup: Setup, card: Device, concurrency: int) -> tuple[float, ...]:
         setup.layout.tp > 1,
         setup.model.is_moe,
         not well_measured,
-        setup.engine not in KNOWN_ENGINES,
+        not kind_of(setup.engine).well_measured,
     )
     return tuple(float(flag) for flag in flags)
 
@@ -270,7 +269,7 @@ def kernels_share(setup: Setup, card: Device) -> float:
     """Return the share of the predicted speed that is believed: less where an engine has few
     kernels for a card.
     """
-    if not card.family.startswith("rdna") or setup.engine == "llamacpp":
+    if not card.family.startswith("rdna") or kind_of(setup.engine).reads_gguf:
         return 1.0
     if card.family.startswith("rdna4"):
         return _RDNA4_SHARE
@@ -362,7 +361,7 @@ def _window(setup: Setup, card: Device, goal: PlanGoal, pinned: int | None) -> i
     if goal.shape is None:
         return 0
     slots = setup.slots or 1
-    if has_pool(setup.engine):
+    if kind_of(setup.engine).has_pool:
         held = held_tokens(goal, setup, slots)
         longest = longest_shared_context(setup, card, slots, held)
     else:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from skep.catalog.drivers import need_of
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner import memory
@@ -104,8 +105,8 @@ class Facts:
         self.spec = setup.spec
         self.used = used_cards(setup, rig)
         self.cards_in_rig = len(rig.cards)
-        self.gpu_engine = setup.engine in ("vllm", "sglang")  # kernels by format, graphs, a pool
-        self.gguf_engine = setup.engine in ("llamacpp", "ik_llamacpp", "ollama")
+        self.gpu_engine = kind_of(setup.engine).has_pool  # kernels by format, graphs
+        self.gguf_engine = kind_of(setup.engine).reads_gguf
 
     def __getattr__(self, name: str) -> Any:
         if name not in _WORKED_OUT:
@@ -205,7 +206,7 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     ),
     # version of the engine
     "version": lambda f: memory.version_of(f.setup.version),
-    "engine_title": lambda f: {"vllm": "vLLM", "sglang": "SGLang"}.get(f.engine, f.engine),
+    "engine_title": lambda f: kind_of(f.engine).title,
     "driver_need": lambda f: need_of(f.engine, f.setup.version),
     "cuda": lambda f: f.driver_need and f.driver_need.cuda,
     "driver": lambda f: f.driver_need.driver,

@@ -14,6 +14,7 @@ from statistics import fmean
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.session_shapes import (
     STEADY_TURNS,
     SessionShape,
@@ -23,7 +24,6 @@ from skep.catalog.session_shapes import (
 )
 from skep.planner.caching import CachingReplica, KvTier
 from skep.planner.candidates import PlanGoal
-from skep.planner.memory import has_pool
 from skep.planner.predict import SpeedModel
 from skep.planner.sessions import play_sessions
 
@@ -160,7 +160,7 @@ def warm_sessions(
     """
     replicas = speed_model.setup.layout.replicas
     session_tokens = typical_tokens(shape, window_tokens)
-    if not has_pool(speed_model.setup.engine):
+    if not kind_of(speed_model.setup.engine).has_pool:
         on_cards = int(min(speed_model.slots, speed_model.pool_tokens // session_tokens))
         return (on_cards + int(ram_tokens // session_tokens)) * replicas
     own_tokens = session_tokens - shape.shared_tokens
@@ -172,7 +172,7 @@ def pool_of(speed_model: SpeedModel, shape: SessionShape, window_tokens: int) ->
     """Return how many tokens sessions may hold in a replica's memory. Slots with memory of their
     own count with a session of the usual size each, even where they have room for more.
     """
-    if has_pool(speed_model.setup.engine):
+    if kind_of(speed_model.setup.engine).has_pool:
         return speed_model.pool_tokens
     in_slots = speed_model.slots * typical_tokens(shape, window_tokens)
     return min(speed_model.pool_tokens, float(in_slots))

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.catalog.names import table
@@ -137,7 +138,6 @@ def all_reduce(cards: int, link: CardLink, constants: Constants, *, family: str 
     return AllReduce(fixed_us * 1e-6, _LARGE_LOSS / (rate * 1e9))
 
 
-LLAMACPP = ("llamacpp", "ollama", "ik_llamacpp")
 _DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cdna"}
 # the die with HBM, not the one of the GeForce cards
 _DATACENTER_AMPERE = ("a100", "a30", "a800", "cmp-170hx")
@@ -186,7 +186,6 @@ _ACCEPTANCE = {"prose": (0.76, 0.86), "mixed": (0.85, 0.92), "code": (0.92, 0.96
 TEXTS = tuple(_ACCEPTANCE)
 # of MTP's chance
 _METHODS = {"mtp": 1.0, "dflash": 0.93, "eagle": 0.75, "draft": 0.6, "ngram": 0.35}
-_OF_2026 = {"vllm": (0, 14), "sglang": (0, 5, 8)}  # the first versions of that year
 # of the gain of speculation that llama.cpp keeps, for each doubling of the sequences
 _LLAMACPP_GAIN = 0.3
 _USUAL_FP16 = 0.06  # TFLOPS for each GB/s, of a card whose data sheet does not say
@@ -223,7 +222,7 @@ class FamilyRates(msgspec.Struct, frozen=True):
 
 
 def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants) -> Rates:
-    llamacpp = engine in LLAMACPP
+    llamacpp = kind_of(engine).reads_gguf
     cycles = _cycles(card)
     if llamacpp:
         family = _llamacpp_rates(quant, card, cycles, c)
@@ -708,7 +707,7 @@ def is_old(setup: Setup) -> bool:
     if year:
         return int(year[0]) < 2026
     numbers = version_of(setup.version)
-    first = _OF_2026.get(setup.engine)
+    first = kind_of(setup.engine).first_of_2026
     return first is not None and numbers is not None and numbers < first
 
 
@@ -717,7 +716,7 @@ def _hops_s(setup: Setup) -> float:
 
     llama.cpp walks the layers of one card after the other, there and back.
     """
-    ways = 2 if setup.engine in LLAMACPP else 1
+    ways = 2 if kind_of(setup.engine).reads_gguf else 1
     return (setup.layout.pp - 1) * ways * _HOP_S
 
 

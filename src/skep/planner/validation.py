@@ -17,11 +17,11 @@ import msgspec
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of, measured_engines
 from skep.catalog.gpus import MOST_CARDS, Device, find_device, rig_parts
 from skep.catalog.models import find_geometry
 from skep.errors import UserError
 from skep.planner.memory import (
-    has_pool,
     kv_bytes_per_token,
     state_bytes,
     weights_bytes,
@@ -45,7 +45,6 @@ from skep.planner.setup import (
 from skep.planner.step import TEXTS, UNTUNED, Constants, StepTuning, published_constants
 from skep.units import GIB
 
-ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama")
 METRICS = ("effective", "decode")
 # tokens, where a row does not state them
 _PROMPT = 128.0
@@ -137,7 +136,7 @@ class _Row:
 def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     """Return a row as a case. Raise Unpredictable for a fact that is missing or wrong."""
     row = _Row(cells)
-    engine = row.one_of("engine", ENGINES)
+    engine = row.one_of("engine", measured_engines())
     cards = _cards(row.text("gpu"))
     model = find_geometry(row.text("model"))
     quant = known_quant(row.text("quant"))
@@ -265,7 +264,7 @@ def speed_model(
         )
     context = int(load.input_tokens + load.output_tokens)
     model = prospect(setup, case.rig, constants, context=context, tuning=tuning)
-    if not has_pool(setup.engine):
+    if not kind_of(setup.engine).has_pool:
         pool = 2.0 * context * load.concurrency  # taken at the start, for every slot
     elif case.pool_tokens is not None:
         pool = case.pool_tokens

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import gguf_engine, kind_of
 from skep.catalog.models import Geometry
 from skep.catalog.session_shapes import session_shapes
 from skep.errors import DoesNotFit, UserError
@@ -112,7 +113,7 @@ def _try_fewer_bits(plan_sought: PlanSought, trials: WouldFit) -> None:
     if plan_sought.pins.quant is None:
         trials.tried.append("every format of 4 bits and more")
         return
-    if plan_sought.engine == "llamacpp":
+    if kind_of(plan_sought.engine).reads_gguf:
         family: tuple[str, ...] = ("q8_0", "q6_k", "q5_k_m", "q4_k_m")
     else:
         family = ("fp8", "gptq", "awq")
@@ -208,7 +209,7 @@ def _try_more_cards(plan_sought: PlanSought, trials: WouldFit) -> None:
         )
         setups = plan_sought.setups(rig=larger_rig, pins=plan_sought.any_layout)
         if setups:
-            cut = "tp" if plan_sought.engine == "llamacpp" else "pp"
+            cut = "tp" if kind_of(plan_sought.engine).reads_gguf else "pp"
             first = min(setups, key=lambda setup: (getattr(setup.layout, cut), -setup.quant.bits))
             trials.ways.append(f"{count}x {card.id} ({first.layout}, {first.quant.title})")
             return
@@ -219,17 +220,19 @@ def _try_more_cards(plan_sought: PlanSought, trials: WouldFit) -> None:
 def _try_llamacpp(plan_sought: PlanSought, trials: WouldFit) -> None:
     """Try llama.cpp, and where nothing else fits its formats below 4 bits."""
     pins = plan_sought.any_layout
-    if plan_sought.engine != "llamacpp" and pins.quant is None:
-        setups = plan_sought.setups(pins=pins, engine="llamacpp")
-        trials.add(f"--engine llamacpp ({setups[0].quant.title})" if setups else None, "llama.cpp")
+    other = gguf_engine()
+    if not kind_of(plan_sought.engine).reads_gguf and pins.quant is None:
+        setups = plan_sought.setups(pins=pins, engine=other)
+        way = f"--engine {other} ({setups[0].quant.title})" if setups else None
+        trials.add(way, kind_of(other).title)
     below = replace(pins, quant=QUANTS["q3_k_m"])
     if trials.ways or plan_sought.pins.quant == below.quant:
         return
-    if plan_sought.engine == "llamacpp":
+    if kind_of(plan_sought.engine).reads_gguf:
         flags = "--quant q3_k_m"
     else:
-        flags = "--engine llamacpp --quant q3_k_m"
-    fits_below = plan_sought.setups(pins=below, engine="llamacpp")
+        flags = f"--engine {other} --quant q3_k_m"
+    fits_below = plan_sought.setups(pins=below, engine=other)
     trials.add(f"{flags}, below 4 bits" if fits_below else None, "Q3_K_M with less than 4 bits")
 
 
@@ -244,12 +247,13 @@ def _try_system_memory(plan_sought: PlanSought, trials: WouldFit) -> None:
     sizes = [ram_gib for ram_gib in _RAM_SIZES_GIB if ram_gib > (rig.ram_gib or 0)]
     for ram_gib in sizes:
         setups = plan_sought.setups(
-            rig=replace(rig, ram_gib=ram_gib), pins=pins, engine="llamacpp"
+            rig=replace(rig, ram_gib=ram_gib), pins=pins, engine=gguf_engine()
         )
         if setups:
             title = setups[0].quant.title
             trials.ways.append(
-                f"--engine llamacpp with {ram_gib} GiB of system memory for experts ({title})"
+                f"--engine {gguf_engine()} with {ram_gib} GiB of system memory for experts "
+                f"({title})"
             )
             return
     if sizes:

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
 from skep.bench.tasks import TaskMaker, Workload
+from skep.catalog.engines import engine_named_in, kind_of
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.host.power import PowerMeter
@@ -56,8 +57,6 @@ from skep.workload.tool_tasks import SIZES, size_of
 BLOCK = 64  # items, at least
 # Items, at least: a block begins and ends with fewer than C in flight, a small part of it.
 BLOCK_PER_AGENT = 8
-LLAMA = frozenset({"embedded", "xllamacpp", "llamacpp", "llama.cpp", "llama-server"})
-VLLM = frozenset({"vllm"})
 
 
 class TrialPlan(msgspec.Struct, frozen=True):
@@ -133,14 +132,12 @@ def uncached(
     cached share is reported. `engine_facts`: what an endpoint tells of itself, such as
     "vllm 0.19.1", or several engines where a gateway stands before them.
     """
-    names = {
-        name.strip().partition(" ")[0].lower()
-        for name in str(engine_facts.get("engine", "")).split(",")
-    }
+    names = str(engine_facts.get("engine", "")).split(",")
+    kinds = [kind_of(engine_named_in(name) or "") for name in names]
     fields: dict[str, Any] = {}
-    if names & LLAMA or "build" in engine_facts:
+    if any(kind.weights == "gguf" for kind in kinds) or "build" in engine_facts:
         fields["cache_prompt"] = False
-    if names & VLLM:
+    if any(kind.salts_cache for kind in kinds):
         fields["cache_salt"] = f"{salt}-{pass_.level}-{pass_.repeat}-{index}"
     return fields
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Checkpoint, Geometry, checkpoints_of
 from skep.catalog.presets import Preset, Published, best_figure, figure_words, stand_in_words
@@ -340,7 +341,7 @@ def _figure_line(figure: Published, needs: Sequence[str]) -> str:
 def _next(preset: Preset) -> list[str]:
     """Return the commands that one may want next."""
     commands = [f"skep up {preset.name}"]
-    if preset.engine != "ollama":
+    if kind_of(preset.engine).weights != "store":
         commands.append(f"skep export {preset.name} --as docker")
     if preset.published:
         commands.append(f"skep check {preset.name}")

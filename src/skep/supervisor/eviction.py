@@ -18,13 +18,13 @@ from enum import Enum
 
 import msgspec
 
+from skep.catalog.engines import kind_of
 from skep.config.gateway_messages import ModelUsage
 from skep.engines.base import Launch
 from skep.units import format_bytes
 
 # A *place* is what models take room of: a card, the system memory, or `COUNT`.
 UNLISTED = "the cards"  # stands for all cards, where they are not known
-CARDLESS = ("embedded", "fake", "simulated")  # engines that use no card
 WHOLE = 1 << 60  # bytes of a place whose size is not known
 COUNT = "models"  # a place with room for `max_loaded` models
 
@@ -112,7 +112,7 @@ def _room_of(replicas: list[Launch], machine_room: Mapping[str, int]) -> dict[st
     for launch in replicas:
         room.update(dict(launch.room))
     for launch in replicas:
-        if not launch.room and launch.engine not in CARDLESS:
+        if not launch.room and not kind_of(launch.engine).part_of_skep:
             places = [f"gpu{number}" for number in launch.gpus] or every_card
             room |= Counter({place: machine_room.get(place, WHOLE) for place in places})
     return dict(room)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.config.gateway_messages import (
     AdmissionLimits,
     BatchPlaces,
@@ -28,7 +29,7 @@ from skep.config.gateway_messages import (
     TlsFiles,
 )
 from skep.config.keys import keys_path, read_keys
-from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
+from skep.config.settings import GatewaySettings, Settings
 from skep.deploy.gpu_assignment import read_machine
 from skep.deploy.launches import PullProgress, plan_launches
 from skep.engines.base import Launch, kept_key, new_key
@@ -117,7 +118,7 @@ def _from_settings(settings: Settings, paths: Paths, workers: int) -> dict[str, 
     `workers`: of the gateway, where the settings name no number.
     """
     policy = RestartPolicy()
-    if any(serve.engine not in OWN_ENGINES for serve in settings.serve):
+    if any(not kind_of(serve.engine).part_of_skep for serve in settings.serve):
         # External engines load much and compile kernels.
         policy = RestartPolicy(start_deadline_s=SLOW_START_S, warm_deadline_s=SLOW_WARM_UP_S)
     start_s = settings.start_deadline_s or policy.start_deadline_s

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from skep.catalog.engines import engine_kinds
 from skep.engines.base import Launch, key_headers
 from skep.errors import UserError
 from skep.supervisor.lifecycle import Life, ReplicaState
@@ -35,7 +36,6 @@ SHOWN_NAME = 80  # characters of a name that a server gives
 LONGEST_NAME = 1024  # characters of a model's name: the gateway takes no longer one from a client
 # In a document: while it is parsed, no other thread gets a turn.
 MOST_VALUES = 100_000
-RUNNING = {"vllm:num_requests_running": "vllm", "sglang:num_running_reqs": "sglang"}  # in /metrics
 
 
 class UpstreamUnavailable(Exception):
@@ -230,7 +230,14 @@ async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _engine_of_metrics(text: str) -> str | None:
-    return next((name for mark, name in RUNNING.items() if mark in text), None)
+    return next(
+        (
+            name
+            for name, kind in engine_kinds().items()
+            if kind.has_pool and kind.running_metric and kind.running_metric in text
+        ),
+        None,
+    )
 
 
 async def ask_slots(

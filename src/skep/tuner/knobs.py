@@ -18,6 +18,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Draft, EngineOptions, Preset
@@ -177,8 +178,6 @@ def layout_knobs(context: KnobContext) -> Iterator[Knob]:
 
 
 DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value the depth; 0: off
-LLAMA = ("llamacpp", "embedded")
-_SHARES = {"sglang": 0.88}  # of a card, where the preset leaves it to the engine
 _SHARE = 0.9
 _BATCH = 2048
 MICRO_BATCH = 512
@@ -217,7 +216,7 @@ def apply_config(base: Preset, config: KnobConfig) -> Preset:
         if name in values and handle.read(preset) != values[name]:
             preset = handle.write(preset, values[name])
     cards = preset.replicas * preset.options.cards
-    if preset.engine in ("vllm", "sglang") and len(preset.gpus) > cards:
+    if kind_of(preset.engine).has_pool and len(preset.gpus) > cards:
         preset = replace(preset, gpus=preset.gpus[:cards])
     depths = ((name, values.get(name)) for name in DRAFTS)
     return _drafted(preset, {name: depth for name, depth in depths if isinstance(depth, int)})
@@ -268,13 +267,6 @@ def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
     return Handle(read, lambda preset, value: with_options(preset, **{name: value}))
 
 
-def plain_kv(engine: str) -> str:
-    """Return the word for a cache in 16 bits."""
-    if engine in ("vllm", "sglang"):
-        return "auto"
-    return "f16"
-
-
 _HANDLES: dict[str, Handle] = {
     "layout": Handle(
         lambda preset: None if (layout := layout_of(preset)) is None else layout_words(layout),
@@ -295,21 +287,26 @@ _HANDLES: dict[str, Handle] = {
         lambda preset, slots: replace(preset, slots=slots, reserve=min(preset.reserve, slots - 1)),
     ),
     "graphs": _option("graphs", lambda _: True),
-    "memory_share": _option("memory_share", lambda preset: _SHARES.get(preset.engine, _SHARE)),
+    "memory_share": _option(
+        "memory_share", lambda preset: kind_of(preset.engine).memory_share or _SHARE
+    ),
     "kv": Handle(
         lambda preset: (
-            plain_kv(preset.engine)
+            kind_of(preset.engine).plain_kv
             if preset.options.kv in (None, "auto", "f16")
             else preset.options.kv
         ),
-        lambda preset, kv: with_options(preset, kv=None if kv == plain_kv(preset.engine) else kv),
+        lambda preset, kv: with_options(
+            preset, kv=None if kv == kind_of(preset.engine).plain_kv else kv
+        ),
     ),
     "kv_layout": _option(
-        "kv_layout", lambda preset: "unified" if preset.engine == "embedded" else "split"
+        "kv_layout", lambda preset: "unified" if kind_of(preset.engine).one_cache else "split"
     ),
     "flash_attention": _option("flash_attention", lambda _: True),
     "batched_tokens": _option(
-        "batched_tokens", lambda preset: MICRO_BATCH if preset.engine in LLAMA else _CHUNK
+        "batched_tokens",
+        lambda preset: MICRO_BATCH if kind_of(preset.engine).weights == "gguf" else _CHUNK,
     ),
     "batch": _option("batch", lambda preset: max(_BATCH, preset.options.batched_tokens or 0)),
     "chunked_prefill": _option("chunked_prefill", lambda _: True),
@@ -325,7 +322,6 @@ SHARES = (0.8, 0.85, 0.9, 0.92, 0.95)
 MTP_DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
 NGRAM_DEPTHS = (0, 1, 2, 3, 4, 6, 8)
 _CHUNKS = (256, 16384)
-_KV_WORDS = {("sglang", "fp8"): "fp8_e4m3"}
 
 
 def card_knobs(context: KnobContext) -> Iterator[Knob]:
@@ -344,7 +340,7 @@ def card_knobs(context: KnobContext) -> Iterator[Knob]:
             kinds = ()
         others = [kind.id for kind in kinds if base_kv is None or kind.family != base_kv.family]
         words = dict.fromkeys(
-            [plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)]
+            [kind_of(engine).plain_kv, *(kind_of(engine).kv_words.get(kv, kv) for kv in others)]
         )
         yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
         yield from layout_knobs(context)
@@ -371,7 +367,7 @@ _ON_CARDS = (256, 2048)  # the same
 
 def llama_knobs(context: KnobContext) -> Iterator[Knob]:
     base = context.base
-    on_cpu = context.base.engine == "embedded" or not context.box.cards
+    on_cpu = kind_of(context.base.engine).part_of_skep or not context.box.cards
     yield context.slots(expected=0.4 if on_cpu else 0.15)
     if on_cpu:
         cores = max(1, context.box.cores)
@@ -381,7 +377,11 @@ def llama_knobs(context: KnobContext) -> Iterator[Knob]:
         yield Knob("threads", "threads of a replica", steps, ordered=True, expected=0.4)
         yield Knob("replicas", "replicas", replicas, ordered=True, expected=0.1)
     yield Knob(
-        "kv", "KV type", (plain_kv(base.engine), "q8_0"), alters_answers=True, expected=0.04
+        "kv",
+        "KV type",
+        (kind_of(base.engine).plain_kv, "q8_0"),
+        alters_answers=True,
+        expected=0.04,
     )
     yield Knob("kv_layout", "KV layout", ("unified", "split"), expected=0.05)
     yield Knob("flash_attention", "flash attention", (True, False), expected=0.06)
@@ -454,14 +454,14 @@ def _rung(value: Value) -> float:
 
 def _offered(context: KnobContext) -> Iterator[Knob]:
     base = context.base
-    engine = context.base.engine
-    if engine in ("vllm", "sglang"):
+    kind = kind_of(context.base.engine)
+    if kind.weights == "checkpoint":
         yield from card_knobs(context)
-    elif engine in LLAMA:
+    elif kind.weights == "gguf":
         yield from llama_knobs(context)
-    elif engine == "ollama":
+    elif kind.weights == "store":
         yield context.slots()
-        yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
+        yield Knob("kv", "KV type", (kind.plain_kv, "q8_0"), alters_answers=True, expected=0.03)
     # One that needs a model of its own is turned only where the preset names it.
     draft = base.options.draft
     if draft is not None and draft.method not in ("mtp", "ngram"):

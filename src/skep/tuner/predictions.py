@@ -12,6 +12,7 @@ from math import ceil
 
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Preset
 from skep.config.presets import contradictions
@@ -41,8 +42,6 @@ LEAST = 6
 MOST_DOUBLINGS = 6
 READING_S = 15.0  # where nothing is foreseen
 _SLACK = 0.02  # of a card: where no more is missing, a start is tried
-_STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
-_GRAPHS_S = {"vllm": 55.0, "sglang": 20.0}  # compiling and recording
 _READ_BYTES_S = 1.5 * GIB  # weights into memory
 
 
@@ -102,9 +101,9 @@ class Predictor:
     def start_s(self, config: KnobConfig) -> float:
         engine = self.base.engine
         setup = self.setup(config)
-        seconds = _STARTS_S.get(engine, 10.0)
+        seconds = kind_of(engine).start_s
         if config.get("graphs", self.base.options.graphs) is not False:
-            seconds += _GRAPHS_S.get(engine, 0.0)
+            seconds += kind_of(engine).graphs_s
         if setup is None:
             return seconds
         drafts = setup.spec is not None and setup.spec.method == "mtp"

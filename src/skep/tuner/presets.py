@@ -18,6 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device, devices, find_device
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import NO_CARDS, EngineOptions, Preset, Published, own_name
@@ -40,7 +41,7 @@ from skep.planner.ranking import BasisOf, published_basis
 from skep.planner.rules import capability
 from skep.planner.setup import KV_TYPES, Quant, Rig, Setup
 from skep.planner.would_fit import fits_nowhere
-from skep.tuner.knobs import LLAMA, MICRO_BATCH, TuneMachine, apply_config
+from skep.tuner.knobs import MICRO_BATCH, TuneMachine, apply_config
 from skep.tuner.records import TuneGoal, TuneStage, Tuning, changes_words
 from skep.tuner.store import TuningRecord, TuningStore, base_of
 from skep.tuner.summary import accepted, best_of, figure_words, unit_of
@@ -62,9 +63,9 @@ def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
     preset = replace(preset, context_tokens=needed_context(aim, model, preset.context_tokens))
     options = preset.options
     cards = box.cards
-    if preset.engine in LLAMA:
+    if kind_of(preset.engine).weights == "gguf":
         options = replace(options, batched_tokens=options.batched_tokens or MICRO_BATCH)
-        if preset.engine == "embedded" or not cards:
+        if kind_of(preset.engine).part_of_skep or not cards:
             threads = preset.threads or max(1, box.cores // preset.replicas)
             preset = replace(preset, threads=threads)
         else:
@@ -72,7 +73,7 @@ def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
             if is_free and len(cards) > 1 and preset.replicas * options.cards == 1:
                 # By itself it takes all cards that it sees.
                 options = replace(options, pp=len(cards))
-    elif preset.engine in ("vllm", "sglang") and cards:
+    elif kind_of(preset.engine).has_pool and cards:
         usual = defaults(preset.engine, smallest(cards))
         options = replace(
             options,
@@ -102,7 +103,7 @@ def baseline_of(
     of the others, instead of where it is safe.
     """
     geometry = box.model or find_geometry(model)
-    if not box.cards or engine == "embedded":
+    if not box.cards or kind_of(engine).part_of_skep:
         return prepared(_of_cpu(model, geometry, aim, engine, checkpoint or model), aim, box)
     if geometry is None:
         hint = "describe how it starts with `skep presets new NAME`, and tune that preset"
@@ -132,7 +133,7 @@ def baseline_of(
 def _of_cpu(
     model: str, geometry: Geometry | None, aim: TuneGoal, engine: str, weights: str
 ) -> Preset:
-    alone = engine in LLAMA
+    alone = kind_of(engine).weights == "gguf"
     return Preset(
         name=_plain(model),
         title=f"{model} on this machine's CPU, with plain settings",
@@ -187,7 +188,7 @@ def _plain_plans(
     Format and layout are those that are best with CUDA graphs, which a search turns on: without
     them most of a small model's are launched equally slowly.
     """
-    pooled = engine in ("vllm", "sglang")
+    pooled = kind_of(engine).has_pool
     share = SHARE if pooled else None
     pins = Pins(
         quant=quant,
@@ -248,7 +249,7 @@ def _fitting(
 def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Preset:
     options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
     crashes = any(capability(card) == _CRASHED_ON for card in rig.cards)
-    if crashes and setup.engine != "llamacpp" and len(rig.cards) > 1:
+    if crashes and kind_of(setup.engine).takes("custom_all_reduce") and len(rig.cards) > 1:
         # Means nothing on one card, and layouts come and go.
         options = replace(options, custom_all_reduce=False)
     counted = Counter(map(_in_catalogue, rig.cards))

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep import __version__
-from skep.catalog.engines import model_engines
+from skep.catalog.engines import EMBEDDED, kind_of, model_engines, planned_engines, planned_name
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.names import did_you_mean
@@ -106,7 +106,6 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
     )
 
 
-SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
 # the baseline's two, then two of both sides, each warmed up and read thrice
 TRIAL_STARTS = 6
 TRIAL_READINGS = 4
@@ -325,9 +324,7 @@ def find_tune_target(
     preset = find_preset(options.name, presets_folder(paths))
     cards = parse_gpus(options.gpus)
     engine = _named_engine(options, preset)
-    runs_without_cards = engine == "embedded" or (
-        preset is not None and preset.hardware == NO_CARDS
-    )
+    runs_without_cards = engine == EMBEDDED or (preset is not None and preset.hardware == NO_CARDS)
     on_cards = options.simulate or (bool(host.gpus) and not runs_without_cards)
     _check_options(options, preset, on_cards=on_cards, has_gpus=bool(host.gpus))
     if options.simulate:
@@ -404,7 +401,7 @@ def simulated_target(
         rig = _simulated_rig(options, preset, host)
         machine = _machine(host, rig)
         base = prepared(_with_checkpoint(preset, options.checkpoint), aim, machine)
-        return _target(base, machine, rig, None, published_basis(_planned_as(base)))
+        return _target(base, machine, rig, None, published_basis(planned_name(base.engine)))
     model = _model(options, None, paths)
     rig = _simulated_rig(options, None, host)
     machine = _machine(host, rig, model)
@@ -418,7 +415,7 @@ def simulated_target(
         basis_of=published_basis,
     )
     base = _served_without_folders(base, options, model)
-    target = _target(base, machine, rig, model, published_basis(_planned_as(base)))
+    target = _target(base, machine, rig, model, published_basis(planned_name(base.engine)))
     return replace(target, quant=quant_of(base))
 
 
@@ -430,7 +427,7 @@ def _named_engine(options: TuningOptions, preset: Preset | None) -> str | None:
         options.name, engine=options.engine, checkpoint=options.checkpoint, binary=options.binary
     )
     if not options.simulate and is_for_embedded(request):
-        return "embedded"
+        return EMBEDDED
     return options.engine
 
 
@@ -495,15 +492,8 @@ def _served_without_folders(
     return replace(base, served_as=served)
 
 
-def _planned_as(base: Preset) -> str:
-    """Return the engine that the planner takes this one for."""
-    if base.engine == "embedded":
-        return "llamacpp"
-    return base.engine
-
-
 def _basis_of_machine(paths: Paths, base: Preset) -> Basis:
-    return own_basis(paths.store, base.model, None)(_planned_as(base))
+    return own_basis(paths.store, base.model, None)(planned_name(base.engine))
 
 
 def _target(
@@ -544,7 +534,7 @@ def _check_options(
 
     With --simulate nothing of this machine is used, and no weights are loaded.
     """
-    engines = SIMULATED_ENGINES if options.simulate else sorted(model_engines())
+    engines = planned_engines() if options.simulate else sorted(model_engines())
     if options.engine not in (None, *engines):
         raise UserError(
             f"there is no engine `{options.engine}` to tune", hint=f"known: {', '.join(engines)}"
@@ -580,10 +570,10 @@ def _check_simulated(options: TuningOptions, preset: Preset | None) -> None:
                 f"{flag} has no effect with --simulate: no engine is started",
                 hint=f"leave {flag} out",
             )
-    if preset is not None and preset.engine not in SIMULATED_ENGINES:
+    if preset is not None and preset.engine not in planned_engines():
         raise UserError(
             f"the preset `{preset.name}` runs on {preset.engine}, which is not simulated",
-            hint=f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}",
+            hint=f"tune it where it runs, or a model with --engine {planned_engines()[0]}",
         )
 
 
@@ -615,7 +605,7 @@ def _model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFou
     except UserError as error:
         if _is_path(name):
             raise
-        if engine is not None and ("/" in name or engine == "ollama"):
+        if engine is not None and ("/" in name or kind_of(engine).weights == "store"):
             return None
         raise UserError(unknown_name(name, paths).message, hint=error.hint) from None
 
