@@ -162,16 +162,23 @@ def _answer(options: PlanOptions, paths: Paths) -> PlanAnswer:
     goes first.
     """
     from skep.config.presets import find_preset, presets_folder
+    from skep.deploy.kv_caveat import gives_small_kv
     from skep.deploy.plan_request import AGENTS, PlanFlags, answer_plan
     from skep.deploy.preset_plan import agents_of, answer_preset
 
     given = asdict(options)
     preset = find_preset(options.model, presets_folder(paths))
     if preset is None:
-        return answer_plan(PlanFlags(**{**given, "agents": options.agents or AGENTS}), paths.store)
-    return answer_preset(
-        preset, PlanFlags(**{**given, "agents": options.agents or agents_of(preset)}), paths.store
-    )
+        flags = PlanFlags(**{**given, "agents": options.agents or AGENTS})
+        answer = answer_plan(flags, paths.store)
+    else:
+        flags = PlanFlags(**{**given, "agents": options.agents or agents_of(preset)})
+        answer = answer_preset(preset, flags, paths.store)
+    if not any(gives_small_kv(plan) for choice in answer.choices for plan in choice.plans[:1]):
+        return answer
+    from skep.quality.kv_evidence import with_kv_evidence
+
+    return with_kv_evidence(answer, paths.store)
 
 
 def _formats(options: PlanOptions, *, as_json: bool, alone: bool) -> None:

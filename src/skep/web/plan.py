@@ -24,6 +24,7 @@ from skep.deploy.commands import document
 from skep.deploy.plan_request import TASK, PlanFlags, answer_plan, nothing_fits
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
+from skep.quality.kv_evidence import with_kv_evidence
 from skep.report import theme
 from skep.report.plan_page import Document, layout_name, level_of, predicted_chart, rejected_name
 from skep.report.svg import alive, picture
@@ -234,7 +235,8 @@ class PlanPages:
             raise UserError("too many plans are being computed", hint="try again in a few seconds")
         try:
             with self._one_at_a_time:
-                answer = answer_plan(query.flags(), self.site.paths.store)
+                store_path = self.site.paths.store
+                answer = with_kv_evidence(answer_plan(query.flags(), store_path), store_path)
         finally:
             self._queue.release()
         if (error := nothing_fits(answer)) is not None:
