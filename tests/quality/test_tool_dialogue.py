@@ -76,6 +76,12 @@ def test_an_answer_with_another_number_is_a_wrong_effect():
     assert dialogue.finding.outcome is VerdictOutcome.WRONG_EFFECT
 
 
+def test_a_call_that_was_only_thought_of_is_no_call_as_text():
+    _, dialogue = dialogue_of("stock")
+    dialogue.take(answer(text="<think>I could use find_parts(shelf=...)</think>No."))
+    assert dialogue.finding.outcome is VerdictOutcome.NO_CALL
+
+
 def test_text_after_half_of_the_calls_is_no_call_and_says_which_was_missing():
     task, dialogue = dialogue_of("setting")
     dialogue.take(step_answers(task)[0])

@@ -18,6 +18,7 @@ import msgspec
 from skep.quality.judging import AnswerFinding
 from skep.store.verdicts import VerdictOutcome
 from skep.wire.tool_calls import ReceivedCall
+from skep.workload.extraction import split_answer
 from skep.workload.tool_history import Message
 from skep.workload.tool_tasks import ToolTask
 from skep.workload.workspace import CHANGING, tool_schemas
@@ -77,7 +78,9 @@ class ToolDialogue:
         elif answer.calls:
             self._carry_out(answer)
         else:
-            self._judge(answer.text[:LONGEST_TEXT])
+            # Where no one reads the thinking apart, it stands in the text.
+            parts = split_answer(answer.text[:LONGEST_TEXT], None)
+            self._judge(parts.text)
         return self.finding is None
 
     def _carry_out(self, answer: ToolAnswer) -> None:
