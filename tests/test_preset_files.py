@@ -321,6 +321,7 @@ OPTIONS = st.builds(
     threads_batch=st.none() | st.integers(1, 512),
     flash_attention=SWITCH,
     kv_layout=st.sampled_from((None, "unified", "split")),
+    kv_ram=st.none() | st.integers(0, 512),
     graphs=SWITCH,
     prefix_cache=SWITCH,
     draft=st.none() | st.builds(Draft, st.just("ngram"), st.integers(1, 64), st.none() | TEXT),

@@ -470,3 +470,14 @@ def test_eager_mode_is_carried_into_the_engine_and_into_the_simulated_rig(two_30
     assert "--no-graphs: the embedded engine has none" in refused(
         "up", "smollm2-135m", "--no-graphs"
     )
+
+
+def test_kv_in_ram_is_told_to_the_engine_by_its_own_flag(skep, vllm):
+    options = ("--engine", "vllm", "--binary", vllm, "--slots", "2", "--kv-ram", "64")
+    done = skep("up", "org/model", *options, "--dry-run")
+    assert "--kv-offloading-size 64 --kv-offloading-backend native" in done.stdout
+
+
+def test_the_embedded_engine_is_told_of_kv_in_ram_in_its_file(skep):
+    done = skep("up", "smollm2-135m", "--kv-ram", "1", "--dry-run", check=2)
+    assert "write kv_ram under [serve.options]" in done.stderr

@@ -86,6 +86,7 @@ REFUSED = {
         ({"kv": "fp8"}, 'kv = "fp8"'),
         ({"extra": ("--verbose",)}, "has no flags"),
         ({"p2p": "off"}, "p2p"),
+        ({"kv_ram": 8}, "kv_ram = 8 cannot be told to Ollama"),
         ({"checkpoint": "gemma3:27b", "model": "gemma"}, "cannot be served as `gemma`"),
     ],
     "sglang": [
@@ -93,6 +94,7 @@ REFUSED = {
             {"chunked_prefill": False, "batched_tokens": 512},
             "batched_tokens is the size of a chunk",
         ),
+        ({"kv_ram": 8, "prefix_cache": False}, "prefix_cache is false"),
     ],
 }
 
@@ -368,6 +370,21 @@ TOLD = [
         },
     ),
     ("sglang", None, {"chunked_prefill": False}, {"--chunked-prefill-size": "-1"}),
+    (
+        "sglang",  # each of the two cards' processes has half of it, in GB
+        None,
+        {"tp": 2, "kv_ram": 64},
+        {"--enable-hierarchical-cache": ON, "--hicache-size": "34"},
+    ),
+    (
+        "vllm",  # of both cards together, in GiB
+        None,
+        {"tp": 2, "kv_ram": 64},
+        {"--kv-offloading-size": "64", "--kv-offloading-backend": "native"},
+    ),
+    ("vllm", None, {"kv_ram": 0}, {"--kv-offloading-size": ABSENT}),
+    ("llamacpp", None, {"kv_ram": 16}, {"--cache-ram": "16384"}),
+    ("llamacpp", None, {"kv_ram": 0}, {"--cache-ram": "0"}),  # its own are 8 GiB
     ("sglang", None, {"draft": Draft("ngram", 4)}, {"--speculative-num-steps": ABSENT}),
     (
         "sglang",

@@ -57,6 +57,8 @@ def launch_of(weights=Path("/models/m.gguf"), slots=2, context_tokens=256, port=
         ({"flash_attention": False}, ["--flash-attention", "off"]),
         ({"kv_layout": "split", "prefix_cache": False}, ["--split", "--no-prefix-cache"]),
         ({"draft": Draft("ngram", 8)}, ["--ngram", "8"]),
+        ({"kv_ram": 0}, []),
+        ({"kv_ram": 2}, ["--cache-ram", "2048"]),
     ],
 )
 def test_only_what_differs_from_its_own_way_is_told(options, expected):

@@ -317,6 +317,7 @@ GIVEN = {
     "kv_layout": "split",
     "text_only": True,
     "cpu_moe": 4,
+    "kv_ram": 16,
 }
 
 

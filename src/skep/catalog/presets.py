@@ -124,6 +124,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     split: Literal["layer", "tensor", "row", "none"] | None = None
     # llama.cpp: so many layers keep their experts in system memory
     cpu_moe: AtLeast1 | None = None
+    # GiB of memory, for each replica, that hold KV which has no room on the cards; 0: none
+    kv_ram: Annotated[int, Meta(ge=0, le=65536)] | None = None
     # of the model, by card, where cards differ
     card_shares: tuple[Annotated[float, Meta(gt=0)], ...] = ()
     text_only: bool = False  # the vision tower of the checkpoint is not loaded

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 HIVE_PROGRAM = "skep.cli.hive_process"  # the module that a hive runs
 # What an engine of this machine is told, and what its plan is told: both for a named model only.
-_REAL_OPTIONS = ("checkpoint", "gpus", "memory_share", "binary")
+_REAL_OPTIONS = ("checkpoint", "gpus", "memory_share", "kv_ram", "binary")
 _PLAN_OPTIONS = ("link", "engine", "quant", "kv", "spec", "tp", "pp", "graphs", "concurrency")
 HURRIED_STOPS = 2  # the first drains, the second ends it at once, one more kills it
 

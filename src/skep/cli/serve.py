@@ -36,7 +36,7 @@ class ServeOptions:
         "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp pp "
         "graphs "
         "vision gpus "
-        "memory_share threads binary",
+        "memory_share kv_ram threads binary",
         "Gateway": "host port engine_port",
         "Simulation": "simulate gpu link",
         "Cluster": "cluster hive",
@@ -126,6 +126,15 @@ class ServeOptions:
         float | None,
         option(
             "Share of each GPU's memory that the engine may fill, such as 0.9.", min=0.01, max=1.0
+        ),
+    ] = None
+    kv_ram: Annotated[
+        int | None,
+        option(
+            "GiB of RAM, for each replica, for KV that has no room on the GPUs; 0: none "
+            "(default: the engine's).",
+            min=0,
+            max=65536,
         ),
     ] = None
     binary: Annotated[

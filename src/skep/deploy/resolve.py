@@ -90,6 +90,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
     gpu: tuple[str, ...] = ()  # cards of a rig that is simulated
     gpus: str | None = None  # numbers of this machine's
     memory_share: float | None = None
+    kv_ram: int | None = None  # GiB
     binary: str | None = None
 
     def given(self, *names: str) -> dict[str, Any]:
@@ -133,6 +134,11 @@ def serve_for(request: ServeRequest, paths: Paths, say: Say = _silent) -> Serve 
             raise UserError(
                 f"--{'' if request.graphs else 'no-'}graphs: the embedded engine has none",
                 hint=hint,
+            )
+        if request.kv_ram is not None:
+            raise UserError(
+                "--kv-ram: the embedded engine is told it in skep.toml",
+                hint="write kv_ram under [serve.options], or name another engine with --engine",
             )
         return None
     host = read_host()
@@ -424,7 +430,7 @@ def as_told(request: ServeRequest, paths: Paths, *, cards: bool, where: str = "h
 
 def _with_flags(serve: Serve, request: ServeRequest) -> Serve:
     """Return the table with the flags that hold for every engine."""
-    options = replace(serve.options, **request.given("memory_share", "kv", "graphs"))
+    options = replace(serve.options, **request.given("memory_share", "kv_ram", "kv", "graphs"))
     return replace(
         serve,
         options=replace(options, text_only=options.text_only and not request.vision),

@@ -108,6 +108,16 @@ class CheckpointEngine(Adapter):
         return p2p_variables(launch) | ({"HF_HUB_OFFLINE": "1"} if local else {})
 
 
+def kv_ram_refusals(launch: Launch) -> Iterable[Refusal]:
+    """Yield why KV in RAM is of no use: what it keeps is found by the prefix cache."""
+    options = launch.options
+    if options.kv_ram and options.prefix_cache is False:
+        yield (
+            f"kv_ram = {options.kv_ram} is found by the prefix cache, and prefix_cache is false",
+            "leave one of the two out",
+        )
+
+
 def is_path(source: str) -> bool:
     """Return whether it looks like a path: hub names are `organisation/name` and nothing else."""
     return (

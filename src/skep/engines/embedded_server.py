@@ -61,7 +61,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", required=True)
     for name in ("slots", "context", "threads", "report-fd"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("threads-batch", "batch", "micro-batch", "ngram"):
+    for name in ("threads-batch", "batch", "micro-batch", "ngram", "cache-ram"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("split", "no-prefix-cache"):
         parser.add_argument(f"--{name}", action="store_true")
@@ -89,7 +89,7 @@ def _params(xllamacpp: Any, args: argparse.Namespace, key: str = "") -> object:
     params.port = args.port
     params.n_threads_http = http_threads(args.slots)
     params.endpoint_metrics = params.endpoint_props = params.endpoint_slots = True
-    params.cache_ram_mib = 0
+    params.cache_ram_mib = args.cache_ram or 0
     params.ui = False
     params.cache_prompt = not args.no_prefix_cache
     params.n_batch = args.batch or params.n_batch

@@ -29,6 +29,7 @@ from skep.engines.base import NO_ORIGIN, Launch, OwnEngine
 from skep.engines.embedded_server import NGRAM, http_threads
 from skep.errors import EngineError, UserError
 from skep.host.processes import ENGINE_KEY, REPORT_FD
+from skep.units import GIB, MIB
 
 BATCH = 2048  # its own default for what one batch holds; a micro-batch cannot be larger
 LEAST_BATCH = 2  # what its own first run takes
@@ -156,8 +157,15 @@ def _batch_words(launch: Launch) -> list[str]:
     is_tensor = (options.split or _split(options)) == "tensor"
     words += flag("--flash-attn", _on_off(True if is_tensor else flash_of(options)))
     words += flag("--ubatch-size", options.batched_tokens)
+    words += flag("--cache-ram", _ram_mib(options))
     batch = batch_of(launch)
     return words + flag("--batch-size", batch if batch != BATCH else None)
+
+
+def _ram_mib(options: EngineOptions) -> int | None:
+    if options.kv_ram is None:
+        return None
+    return options.kv_ram * (GIB // MIB)
 
 
 def _on_off(value: bool | None) -> str | None:
@@ -328,6 +336,7 @@ class Embedded(OwnEngine):
         )
         words += flag("--batch", batch if batch != BATCH else None) + flag("--kv", options.kv)
         words += flag("--flash-attention", _on_off(flash_of(options)))
+        words += flag("--cache-ram", _ram_mib(options) or None)
         if options.kv_layout == "split":
             words += ["--split"]
         if options.prefix_cache is False:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from skep.catalog.presets import Draft
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines import discovery
 from skep.engines.adapter import KnownFlags, Refusal, either, flag, is_hybrid, source_of
 from skep.engines.base import Launch
@@ -17,8 +17,10 @@ from skep.engines.checkpoint_engine import (
     CheckpointEngine,
     custom_all_reduce,
     in_extra,
+    kv_ram_refusals,
 )
 from skep.host.processes import KEY_FILE_HERE, KEY_HERE
+from skep.units import GIB
 
 _ALGORITHMS = {
     "mtp": "NEXTN",
@@ -40,6 +42,7 @@ class Sglang(CheckpointEngine):
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         yield from super().refusals(launch)
+        yield from kv_ram_refusals(launch)
         if launch.options.chunked_prefill is False and launch.options.batched_tokens is not None:
             yield (
                 "batched_tokens is the size of a chunk, and chunked_prefill is false",
@@ -86,6 +89,8 @@ def _layout_words(launch: Launch) -> list[str]:
     options = launch.options
     words = flag("--quantization", options.quant) + flag("--dtype", options.dtype)
     words += flag("--kv-cache-dtype", options.kv)
+    if options.kv_ram:
+        words += ["--enable-hierarchical-cache", "--hicache-size", str(_ram_gb_each(options))]
     world = options.tp * options.dp
     words += flag("--tp-size", world if world > 1 else None)
     if options.dp > 1:
@@ -93,6 +98,12 @@ def _layout_words(launch: Launch) -> list[str]:
     words += flag("--pp-size", options.pp if options.pp > 1 else None)
     words += flag("--ep-size", world if options.ep else None)
     return words + flag("--mem-fraction-static", options.memory_share)
+
+
+def _ram_gb_each(options: EngineOptions) -> int:
+    """Return the memory of each card's process, in the GB of 10^9 bytes that it counts in."""
+    total_gb = (options.kv_ram or 0) * GIB / 1e9
+    return max(1, int(total_gb / options.cards))
 
 
 def _step_words(launch: Launch, known_flags: KnownFlags) -> list[str]:

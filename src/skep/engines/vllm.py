@@ -18,6 +18,7 @@ from skep.engines.checkpoint_engine import (
     custom_all_reduce,
     has_flag,
     in_extra,
+    kv_ram_refusals,
 )
 from skep.host.processes import ENGINE_KEY
 
@@ -37,6 +38,7 @@ class Vllm(CheckpointEngine):
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         yield from super().refusals(launch)
+        yield from kv_ram_refusals(launch)
         if launch.options.ep and launch.options.tp * launch.options.dp == 1:
             yield (
                 "ep = true has one card to spread the experts over",
@@ -81,6 +83,9 @@ def _layout_words(launch: Launch) -> list[str]:
     options = launch.options
     words = flag("--quantization", options.quant) + flag("--dtype", options.dtype)
     words += flag("--kv-cache-dtype", options.kv)
+    if options.kv_ram:  # of all cards of a replica together
+        words += ["--kv-offloading-size", str(options.kv_ram)]
+        words += ["--kv-offloading-backend", "native"]
     for name, size in (("tensor", options.tp), ("pipeline", options.pp), ("data", options.dp)):
         words += flag(f"--{name}-parallel-size", size if size > 1 else None)
     words += either(options.ep or None, "--enable-expert-parallel", None)
