@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skep.swarm.ask_files import FilePiece
 from skep.swarm.ask_merging import answer_of, ask_document, next_tasks, plan_document
-from skep.swarm.ask_split import FilePiece, GoalPart, GoalSplit, Sizes
+from skep.swarm.ask_sizes import Sizes
+from skep.swarm.ask_split import GoalPart, GoalSplit
 from skep.swarm.records import Counts, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult
 
 SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)

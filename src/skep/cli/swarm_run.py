@@ -24,15 +24,9 @@ from skep.paths import user_paths
 from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
+from skep.swarm.ask_files import Sources, find_sources
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document
-from skep.swarm.ask_split import (
-    MOST_PLANNED,
-    GoalSplit,
-    Sources,
-    find_sources,
-    plan_goal,
-    split_goal,
-)
+from skep.swarm.ask_split import MOST_PLANNED_TASKS, GoalSplit, plan_goal, split_goal
 from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task
 from skep.swarm.results_file import ResultsFile
 from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
@@ -227,7 +221,9 @@ async def _split(
     """Split the goal into tasks, by the model or by rule; return the model's name with them."""
     if sources is None:
         endpoint = await options.find()
-        task_limit = MOST_PLANNED if options.agents is None else min(options.agents, MOST_PLANNED)
+        task_limit = MOST_PLANNED_TASKS
+        if options.agents is not None:
+            task_limit = min(options.agents, MOST_PLANNED_TASKS)
         split = await plan_goal(
             goal,
             endpoint,

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from skep.swarm.ask_sizes import Sizes
 from skep.swarm.ask_split import (
     TEMPERATURE,
     GoalSplit,
-    Sizes,
     free_name,
     material,
     messages_of,
