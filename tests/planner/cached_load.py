@@ -29,9 +29,18 @@ def step_model():
 STEP = step_model()
 
 
-def replica(pool_tokens=100_000, slots=SLOTS, ram_tokens=None, tokens_per_s=200_000, block=BLOCK):
+def replica(
+    pool_tokens=100_000,
+    slots=SLOTS,
+    ram_tokens=None,
+    tokens_per_s=200_000,
+    block=BLOCK,
+    state_blocks=0,
+):
     ram = KvTier(ram_tokens, tokens_per_s) if ram_tokens else None
-    return CachingReplica(STEP, slots, pool_tokens, CHUNK, block_tokens=block, ram=ram)
+    return CachingReplica(
+        STEP, slots, pool_tokens, CHUNK, block_tokens=block, state_blocks=state_blocks, ram=ram
+    )
 
 
 def sequence(number, prompt, output, name=None):

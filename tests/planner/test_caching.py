@@ -1,6 +1,6 @@
 """Continuous batching with a prefix cache: hits, room, preemption, KV in RAM."""
 
-from cached_load import BLOCK, play, replica, sequence
+from cached_load import BLOCK, CHUNK, play, replica, sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,6 +136,50 @@ def test_what_a_cancelled_prompt_would_have_computed_behind_its_kv_in_ram_is_no_
     assert machine.cache.held(entry.blocks) * BLOCK <= 16_016
 
 
+def test_linear_layers_go_on_from_the_end_of_an_earlier_answer():
+    machine = replica(state_blocks=3)
+    play(machine, sequence(1, 8000, 160, name="a"))
+    following = sequence(2, 8500, 10, name="a")
+    play(machine, following)
+    assert following.cached == (8000 + 160) // BLOCK * BLOCK
+
+
+def test_linear_layers_have_no_state_in_the_middle_of_an_earlier_prompt():
+    machine = replica(state_blocks=3)
+    play(machine, sequence(1, 8000, 160, name="a"))
+    shorter = sequence(2, 6000, 10, name="a")
+    play(machine, shorter)
+    assert shorter.cached == 0
+
+
+def test_linear_layers_go_on_from_the_end_of_a_pass_over_a_long_prompt():
+    machine = replica(state_blocks=3)
+    play(machine, sequence(1, 20_000, 160, name="a"))
+    shorter = sequence(2, 10_000, 10, name="a")
+    play(machine, shorter)
+    assert shorter.cached == CHUNK
+
+
+def test_kept_states_push_conversations_out_of_a_pool_that_held_them_all():
+    def hits_of_second_turns(state_blocks):
+        machine = replica(pool_tokens=20_000, block=500, state_blocks=state_blocks)
+        for turn in range(2):
+            for name in "abcd":
+                play(machine, named_blocks(machine, 4000 + 500 * turn, name))
+        return machine.counts.hit_tokens
+
+    assert hits_of_second_turns(0) == 4 * 4000
+    assert hits_of_second_turns(4) == 0
+
+
+def named_blocks(machine, prompt, name):
+    entry = sequence(f"{name}{prompt}", prompt, 10)
+    count = prompt // machine.block_tokens
+    entry.blocks = tuple((name, place) for place in range(count))
+    entry.answer_blocks = ()
+    return entry
+
+
 LENGTHS = st.tuples(st.integers(1, 4000), st.integers(1, 600), st.integers(0, 3))
 
 
@@ -144,9 +188,14 @@ LENGTHS = st.tuples(st.integers(1, 4000), st.integers(1, 600), st.integers(0, 3)
     st.lists(LENGTHS, min_size=1, max_size=12),
     st.integers(1000, 9000),
     st.sampled_from([None, 20_000]),
+    st.sampled_from([0, 3]),
 )
-def test_every_sequence_ends_and_nothing_stays_in_use(lengths, pool_tokens, ram_tokens):
-    machine = replica(pool_tokens=pool_tokens, slots=4, ram_tokens=ram_tokens)
+def test_every_sequence_ends_and_nothing_stays_in_use(
+    lengths, pool_tokens, ram_tokens, state_blocks
+):
+    machine = replica(
+        pool_tokens=pool_tokens, slots=4, ram_tokens=ram_tokens, state_blocks=state_blocks
+    )
     sequences = [
         sequence(number, prompt, output, name=name)
         for number, (prompt, output, name) in enumerate(lengths)
@@ -158,9 +207,9 @@ def test_every_sequence_ends_and_nothing_stays_in_use(lengths, pool_tokens, ram_
 
 
 @settings(deadline=None)
-@given(st.lists(LENGTHS, min_size=1, max_size=10), st.data())
-def test_whoever_leaves_at_any_time_leaves_nothing_behind(lengths, data):
-    machine = replica(pool_tokens=6000, slots=4, ram_tokens=20_000)
+@given(st.lists(LENGTHS, min_size=1, max_size=10), st.sampled_from([0, 3]), st.data())
+def test_whoever_leaves_at_any_time_leaves_nothing_behind(lengths, state_blocks, data):
+    machine = replica(pool_tokens=6000, slots=4, ram_tokens=20_000, state_blocks=state_blocks)
     sequences = [
         sequence(number, prompt, output, name=name)
         for number, (prompt, output, name) in enumerate(lengths)

@@ -13,6 +13,7 @@ from skep.engines.base import Launch, OwnEngine, other_host
 from skep.errors import UserError
 from skep.host.processes import REPORT_FD
 from skep.planner.caching import BLOCK_TOKENS
+from skep.planner.memory import state_pages
 from skep.planner.predict import SpeedModel
 from skep.planner.step import StepModel
 from skep.units import GIB
@@ -35,6 +36,7 @@ class SimulatedPlan(msgspec.Struct, frozen=True):
     load_s: float
     step: StepModel
     block_tokens: int = BLOCK_TOKENS
+    state_blocks: int = 0  # that a kept state of linear layers takes
     ram_tokens: float = 0.0
     ram_tokens_s: float = 1.0
 
@@ -59,9 +61,18 @@ def plan_of(
     to load, much less than real ones.
     """
     load_s = round(min(LOAD_MOST_S, (weight_bytes or 0) / LOAD_BYTES_PER_S), 3)
-    pool = prospect.pool_tokens
-    chunk = prospect.chunk_tokens
-    return SimulatedPlan(about, prospect.slots, context_tokens, pool, chunk, load_s, prospect.step)
+    pages = state_pages(prospect.setup)
+    return SimulatedPlan(
+        about=about,
+        slots=prospect.slots,
+        context_tokens=context_tokens,
+        pool_tokens=prospect.pool_tokens,
+        chunk_tokens=prospect.chunk_tokens,
+        load_s=load_s,
+        step=prospect.step,
+        block_tokens=BLOCK_TOKENS if pages is None else pages.block_tokens,
+        state_blocks=0 if pages is None else pages.blocks,
+    )
 
 
 class Simulated(OwnEngine):

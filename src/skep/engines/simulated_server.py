@@ -312,6 +312,7 @@ class SimulatedServer:
             plan.pool_tokens,
             plan.chunk_tokens,
             block_tokens=plan.block_tokens,
+            state_blocks=plan.state_blocks,
             ram=KvTier(plan.ram_tokens, plan.ram_tokens_s) if plan.ram_tokens else None,
         )
         self.simulated_loop = SimulatedLoop(replica, self.meters, asyncio.get_running_loop())

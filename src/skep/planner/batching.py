@@ -34,6 +34,8 @@ class Sequence:
     # answer. Without them nothing of it is found in a prefix cache.
     blocks: tuple[Block, ...] = ()
     answer_blocks: tuple[Block, ...] = ()
+    # What tells the state of linear layers at the prompt's end from all others, while it runs.
+    state: tuple[Block, ...] = ()
     has_begun: bool = False  # its first token was there, even if it was preempted later
 
     def __post_init__(self) -> None:

@@ -4,6 +4,10 @@ answers fill the pool, and a sequence that does not fit is preempted and compute
 As in vLLM: a prompt is admitted when there is room for all of its blocks, an answer takes blocks
 as it grows, and where no block is left the sequence that came last gives its blocks back. With KV
 in RAM, blocks that the card has lost are copied back, one prompt after the other.
+
+Linear layers have a state instead of KV, and vLLM keeps it ("align") only where a pass over a
+prompt ends and where an answer ends: a prompt goes on from the last such place. A kept state takes
+blocks of the same pool, and so do the two that each running sequence has.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ from __future__ import annotations
 import math
 
 from skep.planner.batching import BatchPass, PassResult, Sequence, SimulatedReplica
-from skep.planner.prefix_cache import PrefixCache
+from skep.planner.prefix_cache import Block, PrefixCache
 from skep.planner.step import StepModel
 
 BLOCK_TOKENS = 16  # vLLM's block size
+RUNNING_STATES = 2  # of a sequence that runs: the one it computes, and the last one that is kept
 
 
 class KvTier:
@@ -46,10 +51,13 @@ class CachingReplica(SimulatedReplica):
         chunk_tokens: int,
         *,
         block_tokens: int = BLOCK_TOKENS,
+        state_blocks: int = 0,
         ram: KvTier | None = None,
     ) -> None:
+        """`state_blocks`: that a kept state of linear layers takes; 0: the model has none."""
         super().__init__(step, slots, pool_tokens, chunk_tokens)
         self.block_tokens = block_tokens
+        self.state_blocks = state_blocks
         self.counts = CacheCounts()
         pool_blocks = max(1, int(pool_tokens // block_tokens))
         ram_blocks = 0
@@ -70,6 +78,13 @@ class CachingReplica(SimulatedReplica):
     @property
     def kv_tokens(self) -> float:
         return float(self.cache.used_blocks * self.block_tokens)
+
+    def hold(self, blocks: tuple[Block, ...]) -> None:
+        """Put the blocks of an earlier prompt into the cache, with the state at their end."""
+        kept_blocks = (*self._state_after(blocks, len(blocks)), *blocks)
+        self.cache.use(kept_blocks)
+        self.cache.keep_in_ram(kept_blocks)
+        self.cache.release(kept_blocks)
 
     def next_pass(self, at_most: int = 1 << 30) -> BatchPass | None:
         batch_pass = super().next_pass(at_most)
@@ -96,7 +111,8 @@ class CachingReplica(SimulatedReplica):
             else:
                 started.append(sequence)
             sequence.has_begun = True
-            self.cache.keep_in_ram(sequence.blocks)
+            self._keep_states_on_the_way(sequence)
+            self.cache.keep_in_ram((*sequence.blocks, *sequence.state))
         preempted = self._make_room()
         return PassResult(tuple(started), result.ended, tuple(preempted), tuple(resumed))
 
@@ -110,7 +126,7 @@ class CachingReplica(SimulatedReplica):
         was_filling = sequence in self.filling
         super().cancel(sequence)
         if was_filling:
-            self.cache.forget(sequence.blocks[self._computed_blocks(sequence) :])
+            self._forget_uncomputed(sequence)
 
     # Called by SimulatedReplica
 
@@ -120,20 +136,22 @@ class CachingReplica(SimulatedReplica):
             return False  # its first tokens would have to wait for those of others anyway
         named_blocks = self.cache.needs(sequence.blocks)
         tail_blocks = math.ceil(self._tail_of(sequence) / self.block_tokens)
-        return named_blocks + tail_blocks + 1 <= self.cache.free_blocks
+        running_state = RUNNING_STATES * self.state_blocks
+        return named_blocks + tail_blocks + running_state + 1 <= self.cache.free_blocks
 
     def _take_in(self, sequence: Sequence) -> None:
         prompt_tokens = sequence.cached + sequence.prompt
         blocks = sequence.blocks
-        held_blocks = self.cache.held(blocks)
-        ram_blocks = self.cache.held_in_ram(blocks, held_blocks)
+        held_blocks, ram_blocks = self._found(blocks)
         if (held_blocks + ram_blocks) * self.block_tokens >= prompt_tokens:
             # The last token is always computed: its result is the first one of the answer.
             if ram_blocks:
                 ram_blocks -= 1
             else:
                 held_blocks -= 1
-        self.cache.use(blocks)
+        self._touch_state(blocks, held_blocks + ram_blocks)
+        sequence.state = self._state_after(blocks, len(blocks))
+        self.cache.use((*blocks, *sequence.state))
         sequence.cached = float((held_blocks + ram_blocks) * self.block_tokens)
         sequence.prompt = sequence.prompt_left = prompt_tokens - sequence.cached
         self._tail_tokens += self._tail_of(sequence)
@@ -153,11 +171,13 @@ class CachingReplica(SimulatedReplica):
             sequence, sequence.cached + sequence.prompt + sequence.output
         )
         if sequence.has_begun and answer_blocks:
+            all_blocks = (*sequence.blocks, *answer_blocks)
+            answer_blocks = (*self._state_after(all_blocks, len(all_blocks)), *answer_blocks)
             self.cache.use(answer_blocks)
             self.cache.keep_in_ram(answer_blocks)
         else:
             answer_blocks = ()
-        self.cache.release((*sequence.blocks, *answer_blocks))
+        self.cache.release((*sequence.state, *sequence.blocks, *answer_blocks))
         self._note_unnamed()
 
     def _enter_batch(self, sequence: Sequence) -> None:
@@ -169,6 +189,57 @@ class CachingReplica(SimulatedReplica):
         self._decoding_prompts -= sequence.cached + sequence.prompt
 
     # Inside
+
+    def _state_after(self, blocks: tuple[Block, ...], count: int) -> tuple[Block, ...]:
+        """Return the blocks of the state after the first `count` blocks of a prompt."""
+        if not count or not self.state_blocks:
+            return ()
+        return tuple((blocks[count - 1], part) for part in range(self.state_blocks))
+
+    def _found(self, blocks: tuple[Block, ...]) -> tuple[int, int]:
+        """Return how many of a prompt's first blocks are on the card, and how many behind them in
+        RAM. With linear layers both end where a state is kept.
+        """
+        held_blocks = self.cache.held(blocks)
+        ram_blocks = self.cache.held_in_ram(blocks, held_blocks)
+        if not self.state_blocks:
+            return held_blocks, ram_blocks
+        found_blocks = held_blocks + ram_blocks
+        while found_blocks and not self._has_state(blocks, found_blocks):
+            found_blocks -= 1
+        held_blocks = min(held_blocks, found_blocks)
+        return held_blocks, found_blocks - held_blocks
+
+    def _has_state(self, blocks: tuple[Block, ...], count: int) -> bool:
+        state = self._state_after(blocks, count)
+        held_parts = self.cache.held(state)
+        return held_parts + self.cache.held_in_ram(state, held_parts) == len(state)
+
+    def _touch_state(self, blocks: tuple[Block, ...], count: int) -> None:
+        """Use a state: of those that give way it is the last from now on."""
+        state = self._state_after(blocks, count)
+        if state and self.cache.held(state) == len(state):
+            self.cache.use(state)
+            self.cache.release(state)
+
+    def _keep_states_on_the_way(self, sequence: Sequence) -> None:
+        """Keep the states at the ends of the passes that read a long prompt: others that share its
+        beginning go on from there.
+        """
+        if not self.state_blocks:
+            return
+        blocks = sequence.blocks
+        pass_blocks = max(1, self.chunk_tokens // self.block_tokens)
+        begin = int(sequence.cached // self.block_tokens)
+        for end in range(begin + pass_blocks, len(blocks), pass_blocks):
+            state = self._state_after(blocks, end)
+            self.cache.use(state)
+            self.cache.release(state)
+
+    def _forget_uncomputed(self, sequence: Sequence) -> None:
+        """Drop the blocks of a prompt that was not read to its end."""
+        self.cache.forget(sequence.blocks[self._computed_blocks(sequence) :])
+        self.cache.forget(sequence.state)
 
     def _budget(self) -> float:
         return max(16.0, self.chunk_tokens - self.decoding * (1 + self.step.depth))
@@ -182,7 +253,7 @@ class CachingReplica(SimulatedReplica):
         computed = sequence.cached + sequence.prompt - sequence.prompt_left
         return min(len(sequence.blocks), int(computed // self.block_tokens))
 
-    def _full_answer_blocks(self, sequence: Sequence, tokens: float) -> tuple[object, ...]:
+    def _full_answer_blocks(self, sequence: Sequence, tokens: float) -> tuple[Block, ...]:
         """Return the blocks of an answer that are full once the sequence has `tokens` in all."""
         full_blocks = int(tokens // self.block_tokens) - len(sequence.blocks)
         return sequence.answer_blocks[: max(0, full_blocks)]
@@ -190,7 +261,9 @@ class CachingReplica(SimulatedReplica):
     def _note_unnamed(self) -> None:
         tokens = self._tail_tokens + max(0.0, self._context - self._decoding_prompts)
         partial = self.running // 2  # the last block of a sequence is half full
-        self.cache.set_unnamed(math.ceil(max(0.0, tokens) / self.block_tokens) + partial)
+        # The kept one of the two states of a sequence has a name.
+        states = self.running * (RUNNING_STATES - 1) * self.state_blocks
+        self.cache.set_unnamed(math.ceil(max(0.0, tokens) / self.block_tokens) + partial + states)
 
     def _steps_with_room(self, batch_pass: BatchPass) -> int:
         """Return how many steps of a pass can run: until the free blocks are used up, or until the
@@ -236,10 +309,9 @@ class CachingReplica(SimulatedReplica):
         self.counts.preemptions += 1
         if self.filling:
             sequence = self.filling.pop()
-            computed = self._computed_blocks(sequence)
             self._tail_tokens -= self._tail_of(sequence)
-            self.cache.release(sequence.blocks)
-            self.cache.forget(sequence.blocks[computed:])
+            self.cache.release((*sequence.state, *sequence.blocks))
+            self._forget_uncomputed(sequence)
         else:
             sequence = max(self._ends, key=lambda entry: entry[1])[2]
             self._preempt_decoding(sequence)
@@ -259,4 +331,4 @@ class CachingReplica(SimulatedReplica):
         sequence.prompt = sequence.prompt_left = context
         sequence.cached = 0.0
         sequence.output = max(1.0, sequence.output - answered_tokens)
-        self.cache.release(sequence.blocks)
+        self.cache.release((*sequence.state, *sequence.blocks))

@@ -73,6 +73,7 @@ GRAPH_BASE_BYTES = 85 * MIB
 GRAPH_PIECEWISE_BYTES = 9 * MIB / 64  # a layer
 GRAPH_FULL_BYTES = 24 * MIB / 64  # a layer
 
+KV_BLOCK_TOKENS = 16  # vLLM's blocks of KV are a multiple of this
 CHUNK_TOKENS = 64  # of the chunked scan of linear attention (FLA_CHUNK_SIZE; vllm issue 54775)
 
 # cuBLAS workspace and scratch pools beside the compute buffer
@@ -393,6 +394,29 @@ def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
         return layers * (model.mla_rank + model.mla_rope_dim) * kept_tokens * setup.kv.bytes
     heads = max(1, ceil(model.kv_heads / tp))
     return 2 * layers * heads * model.head_dim * kept_tokens * setup.kv.bytes
+
+
+class StatePages(msgspec.Struct, frozen=True):
+    """How vLLM keeps a state of linear layers: in blocks as large as its blocks of KV."""
+
+    block_tokens: int  # whose KV takes as much of a layer as a state does
+    blocks: int  # of one state, as there are more linear layers than others
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens whose KV takes as much of the pool as a state."""
+        return self.block_tokens * self.blocks
+
+
+def state_pages(setup: Setup) -> StatePages | None:
+    """Return how states are kept in the pool; None: there are none, or no pool."""
+    model = setup.model
+    if not (model.linear_layers and model.full_layers and kind_of(setup.engine).has_pool):
+        return None
+    blocks = ceil(model.linear_layers / model.full_layers)
+    kept_bytes = model.state_bytes / setup.layout.tp / setup.layout.pp
+    tokens = kept_bytes / kv_bytes_per_token(setup) / blocks
+    return StatePages(ceil(tokens / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, blocks)
 
 
 def state_bytes(setup: Setup) -> float:

@@ -248,6 +248,7 @@ class SpeedModel(msgspec.Struct, frozen=True):
     pool_tokens: float  # of one replica
     chunk_tokens: int
     constants: Constants
+    context_tokens: int  # of the sequences that the pool was counted for, each with its state
     steps: tuple[StepModel, ...] = ()
 
     def outcome(self, load: PlannedLoad) -> PredictedOutcome:
@@ -356,5 +357,6 @@ def prospect(
         pool_tokens=float(pool),
         chunk_tokens=chunk,
         constants=constants,
+        context_tokens=context,
         steps=steps,
     )

@@ -24,6 +24,7 @@ from skep.catalog.session_shapes import (
 )
 from skep.planner.caching import CachingReplica, KvTier
 from skep.planner.candidates import PlanGoal
+from skep.planner.memory import state_pages
 from skep.planner.predict import SpeedModel
 from skep.planner.sessions import play_sessions
 
@@ -78,13 +79,15 @@ def session_level(
 ) -> SessionLevel:
     """Return what `sessions` get that are held at once, in the middle of their work."""
     steps = speed_model.steps or (speed_model.step,) * speed_model.setup.layout.replicas
+    pages = state_pages(speed_model.setup)
     replicas = [
         CachingReplica(
             step,
             speed_model.slots,
             pool_of(speed_model, shape, window_tokens),
             speed_model.chunk_tokens,
-            block_tokens=_BLOCK_TOKENS,
+            block_tokens=_BLOCK_TOKENS if pages is None else pages.block_tokens,
+            state_blocks=0 if pages is None else pages.blocks,
             ram=ram,
         )
         for step in steps
@@ -118,6 +121,7 @@ def estimated_level(
     step = speed_model.step
     replica_sessions = sessions / speed_model.setup.layout.replicas
     own_tokens = typical_tokens(shape, window_tokens) - shape.shared_tokens
+    own_tokens += kept_state_tokens(speed_model)
     wanted_tokens = shape.shared_tokens + replica_sessions * own_tokens
     pool_tokens = pool_of(speed_model, shape, window_tokens)
     kept_share = min(1.0, pool_tokens / wanted_tokens)
@@ -163,9 +167,18 @@ def warm_sessions(
     if not kind_of(speed_model.setup.engine).has_pool:
         on_cards = int(min(speed_model.slots, speed_model.pool_tokens // session_tokens))
         return (on_cards + int(ram_tokens // session_tokens)) * replicas
-    own_tokens = session_tokens - shape.shared_tokens
-    room = max(0.0, speed_model.pool_tokens - shape.shared_tokens) + ram_tokens
+    own_tokens = session_tokens - shape.shared_tokens + kept_state_tokens(speed_model)
+    pool_tokens = pool_of(speed_model, shape, window_tokens)
+    room = max(0.0, pool_tokens - shape.shared_tokens) + ram_tokens
     return int(room // own_tokens) * replicas
+
+
+def kept_state_tokens(speed_model: SpeedModel) -> int:
+    """Return the tokens whose KV takes as much of the pool as a session's state of linear layers:
+    the one that its next turn goes on from.
+    """
+    pages = state_pages(speed_model.setup)
+    return 0 if pages is None else pages.tokens
 
 
 def pool_of(speed_model: SpeedModel, shape: SessionShape, window_tokens: int) -> float:
@@ -173,7 +186,9 @@ def pool_of(speed_model: SpeedModel, shape: SessionShape, window_tokens: int) ->
     own count with a session of the usual size each, even where they have room for more.
     """
     if kind_of(speed_model.setup.engine).has_pool:
-        return speed_model.pool_tokens
+        # The pool was counted with a state for each sequence; here states take blocks of it.
+        states_share = kept_state_tokens(speed_model) / speed_model.context_tokens
+        return speed_model.pool_tokens * (1 + states_share)
     in_slots = speed_model.slots * typical_tokens(shape, window_tokens)
     return min(speed_model.pool_tokens, float(in_slots))
 

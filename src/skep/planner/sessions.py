@@ -157,10 +157,7 @@ class _SessionPlay:
         """Put what a session sent before these turns into the cache of its replica."""
         replica = self.replicas[session.replica]
         size = replica.block_tokens
-        blocks = blocks_of(session, 0, session.held_tokens // size, size)
-        replica.cache.use(blocks)
-        replica.cache.keep_in_ram(blocks)
-        replica.cache.release(blocks)
+        replica.hold(blocks_of(session, 0, session.held_tokens // size, size))
 
     def _new_session(
         self, script: SessionScript, replica: int, parent: PlayedSession | None = None
