@@ -13,7 +13,7 @@ from loop_turns import longest_turn
 from skep.swarm import answer_check
 from skep.swarm.answer_check import AnswerChecker
 from skep.swarm.records import Task
-from skep.swarm.schemas import LONGEST, NotJson, parse, values_in, why_none
+from skep.swarm.schemas import LONGEST_COMPLAINT, NotJson, parse, values_in, why_none
 from skep.workload.extraction import split_answer
 
 ORDER = {
@@ -80,7 +80,7 @@ def test_a_complaint_is_one_line_with_the_place(text, complaint):
 
 def test_a_complaint_is_bounded_and_a_hundred_thousand_brackets_take_no_time():
     wide = check(json.dumps({"items": [{"price": "x" * 5000}] * 200}), schema=ORDER)
-    assert len(wide.complaint) < LONGEST + 40
+    assert len(wide.complaint) < LONGEST_COMPLAINT + 40
     assert "\n" not in wide.complaint
     assert wide.complaint.endswith("and more")
     began = time.process_time()

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.swarm.concurrency import (
-    FIRST,
-    MOST,
+    FIRST_LEVEL,
+    HIGHEST_LEVEL,
     ConcurrencyLimit,
     ConcurrencySample,
     ConcurrencySearch,
@@ -109,10 +109,10 @@ def test_nothing_is_sent_before_a_retry_after_has_passed_unless_the_endpoint_is_
 @pytest.mark.parametrize(
     ("rate", "slots", "seconds", "waiting", "levels"),
     [
-        (lambda busy: 20.0 * busy, 50, 4.0, 1000, range(50, MOST + 1)),
+        (lambda busy: 20.0 * busy, 50, 4.0, 1000, range(50, HIGHEST_LEVEL + 1)),
         (lambda busy: 800.0 * min(busy, 16) / 16, 10_000, 9.0, 1000, (16,)),
         (lambda busy: 100.0 * busy if busy <= 8 else 500.0, 10_000, 9.0, 1000, (8,)),
-        (lambda busy: 100.0 * busy, 10_000, 9.0, 0, (FIRST,)),
+        (lambda busy: 100.0 * busy, 10_000, 9.0, 0, (FIRST_LEVEL,)),
     ],
     ids=[
         "found within seconds",
@@ -135,14 +135,14 @@ def test_a_step_up_is_tried_again_and_kept():
     assert (search.level, search.phase) == (8, Phase.HOLD)
     server.rate = lambda busy: 100.0 * min(busy, 40)
     server.drive(search, 120.0)
-    assert search.level in range(20, MOST + 1)
+    assert search.level in range(20, HIGHEST_LEVEL + 1)
 
 
 def test_a_server_that_answers_in_one_piece_is_waited_for():
     search = ConcurrencySearch()
     for step in range(100):
         search.look(ConcurrencySample(step / 10, 0, search.level, 0, 50))
-    assert search.level == FIRST
+    assert search.level == FIRST_LEVEL
 
 
 def test_refusals_bound_the_climb():
@@ -189,5 +189,5 @@ def test_the_limit_is_always_between_one_and_what_is_allowed(events, cap):
             allowed.refused(now, first, second)
         else:
             allowed.update_slots(EndpointSlots(first, is_gateway=second))
-        assert 1 <= allowed.limit <= (cap or MOST)
+        assert 1 <= allowed.limit <= (cap or HIGHEST_LEVEL)
         assert allowed.why

@@ -11,18 +11,18 @@ from enum import Enum
 
 import msgspec
 
-FIRST = 4  # level of a search that begins without a hint
-MOST = 256  # level of a search
-GAIN = 0.05  # of the rate, that a doubling must bring
-SMALL_GAIN = 0.025  # that a smaller step must bring
+FIRST_LEVEL = 4  # level of a search that begins without a hint
+HIGHEST_LEVEL = 256  # level of a search
+GAIN_OF_DOUBLING = 0.05  # of the rate, that a doubling must bring
+GAIN_OF_STEP = 0.025  # that a smaller step must bring
 WINDOW_S = 0.5  # in which a rate is measured, at least
 LONGEST_WINDOW_S = 3.0
 LONGEST_UNSTREAMED_S = 30.0  # of a window, where the server does not stream
 FEWEST_TOKENS = 24  # in a window
 SETTLE_S = 1.0  # at most, for those added to begin to stream, unless the others took longer
-AGAIN_S = 10.0  # until a step up is tried again; doubled while it brings nothing
-LONGEST_AGAIN_S = 120.0
-NEWEST = 0.3  # weight of the newest window in the rate of a level that is held
+RETRY_STEP_S = 10.0  # until a step up is tried again; doubled while it brings nothing
+LONGEST_RETRY_STEP_S = 120.0
+NEWEST_WEIGHT = 0.3  # weight of the newest window in the rate of a level that is held
 
 
 class ConcurrencySample(msgspec.Struct, frozen=True):
@@ -46,15 +46,15 @@ class Phase(Enum):
 class ConcurrencySearch:
     """Raises the level while the rate of tokens grows, then holds the best."""
 
-    def __init__(self, max_level: int = MOST, *, hint: int | None = None) -> None:
+    def __init__(self, max_level: int = HIGHEST_LEVEL, *, hint: int | None = None) -> None:
         """`hint`: slots that the server has told of."""
         self.max_level = max_level
         self.phase = Phase.UP if hint is None else Phase.HOLD
-        self.level = max(1, min(max_level, FIRST if hint is None else hint))
+        self.level = max(1, min(max_level, FIRST_LEVEL if hint is None else hint))
         self._best: tuple[int, float] | None = None
         self._since = 0.0  # when this level began
         self._window: tuple[float, int] | None = None  # begun at, tokens by then
-        self._again_s = AGAIN_S
+        self._again_s = RETRY_STEP_S
         self._held_since: float | None = None
         self._started = False
 
@@ -104,7 +104,7 @@ class ConcurrencySearch:
 
     def _take_rate(self, rate: float, now: float) -> None:
         best = self._best
-        if self.phase is Phase.UP and (best is None or rate > best[1] * (1 + GAIN)):
+        if self.phase is Phase.UP and (best is None or rate > best[1] * (1 + GAIN_OF_DOUBLING)):
             self._best = (self.level, rate)
             higher = min(2 * self.level, self.max_level)
             phase = Phase.UP if higher > self.level else Phase.HOLD
@@ -116,17 +116,17 @@ class ConcurrencySearch:
         elif self.phase is Phase.HOLD:
             self._hold(rate, now, *best)
         else:
-            if rate > best[1] * (1 + SMALL_GAIN):
-                self._again_s = AGAIN_S / 2
+            if rate > best[1] * (1 + GAIN_OF_STEP):
+                self._again_s = RETRY_STEP_S / 2
                 best = self._best = (self.level, rate)
             else:
-                self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
+                self._again_s = min(2 * self._again_s, LONGEST_RETRY_STEP_S)
             self._move(best[0], Phase.HOLD, now)
 
     def _hold(self, rate: float, now: float, level: int, best_rate: float) -> None:
         if self._held_since is None:
             self._held_since = now
-        self._best = (level, best_rate + NEWEST * (rate - best_rate))
+        self._best = (level, best_rate + NEWEST_WEIGHT * (rate - best_rate))
         higher = min(self.level + max(1, self.level // 4), self.max_level)
         if now - self._held_since >= self._again_s and higher > self.level:
             self._move(higher, Phase.HIGHER, now)
@@ -149,11 +149,11 @@ def _window_length(sample: ConcurrencySample) -> float:
 
 
 MOST_BACKLOG = 16  # tasks in the endpoint's queue
-CUT = 0.8  # of the attempts under way at a refusal: the limit after it
+CUT_AFTER_REFUSAL = 0.8  # of the attempts under way at a refusal: the limit after it
 EPISODE_S = 1.0  # refusals so close together have one cause
 RECOVER_S = 0.5  # until the limit is raised; doubled if about as many are refused again
 LONGEST_RECOVER_S = 30.0
-GROWTH = 1.25  # of the limit, each time
+LIMIT_GROWTH = 1.25  # of the limit, each time
 
 
 class EndpointSlots(msgspec.Struct, frozen=True):
@@ -226,14 +226,14 @@ class ConcurrencyLimit:
             return
         is_same_level = (
             self._in_flight_at_refusal is not None
-            and in_flight >= CUT * self._in_flight_at_refusal
+            and in_flight >= CUT_AFTER_REFUSAL * self._in_flight_at_refusal
         )
         if is_same_level:
             self._recover_s = min(2 * self._recover_s, LONGEST_RECOVER_S)
         else:
             self._recover_s = RECOVER_S
         self._in_flight_at_refusal = in_flight
-        self._ceiling = max(1.0, CUT * min(self.limit, in_flight))
+        self._ceiling = max(1.0, CUT_AFTER_REFUSAL * min(self.limit, in_flight))
         self._cut_at = self._raised_at = now
         if self._search is not None and self._search.level > self._ceiling:
             self._search.lower_to(int(self._ceiling), now)
@@ -251,7 +251,7 @@ class ConcurrencyLimit:
         if self._ceiling is None or sample.now - self._raised_at < self._recover_s:
             return
         self._raised_at = sample.now
-        self._ceiling = max(self._ceiling + 1, self._ceiling * GROWTH)
+        self._ceiling = max(self._ceiling + 1, self._ceiling * LIMIT_GROWTH)
         if self._search is None:
             unlimited_from = self._target()
         else:
@@ -270,7 +270,7 @@ class ConcurrencyLimit:
             hint = None
         else:
             hint = endpoint_slots.slots + backlog_of(endpoint_slots.slots)
-        return ConcurrencySearch(min(MOST, self._cap or MOST), hint=hint)
+        return ConcurrencySearch(min(HIGHEST_LEVEL, self._cap or HIGHEST_LEVEL), hint=hint)
 
 
 def backlog_of(slots: int) -> int:

@@ -48,7 +48,7 @@ class SwarmProgress(msgspec.Struct, frozen=True):
 
 SHOW_EVERY_S = 0.2
 WINDOW_S = 5.0
-NEWS = 5
+NEWS_LINES = 5
 
 
 class ProgressTracker:
@@ -65,7 +65,7 @@ class ProgressTracker:
         self._ended = 0  # of this session
         self.retried = 0
         self._tokens = 0  # of attempts that have ended
-        self._news: deque[str] = deque(maxlen=NEWS)
+        self._news: deque[str] = deque(maxlen=NEWS_LINES)
         self._news_told = 0
         self._heard: deque[tuple[float, int]] = deque()  # times, and events of all answers by then
         self._tokens_per_event = TokensPerEvent()

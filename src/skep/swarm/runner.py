@@ -53,7 +53,7 @@ from skep.wire.openai import ErrorKind, classify_error
 TICK_S = 0.1
 ASK_EVERY_S = 3.0  # how many slots there are now
 CANCELLED_EVERY_S = 1.0
-REMEMBERED = 20
+TASK_TIMES_KEPT = 20
 
 
 class Cancelled(SkepError):
@@ -86,8 +86,8 @@ class SwarmRunner:
         self._attempts: dict[int, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[object]] = set()
         self._wake = asyncio.Event()
-        self._task_times: deque[float] = deque(maxlen=REMEMBERED)
-        self._first_token_times: deque[float] = deque(maxlen=REMEMBERED)
+        self._task_times: deque[float] = deque(maxlen=TASK_TIMES_KEPT)
+        self._first_token_times: deque[float] = deque(maxlen=TASK_TIMES_KEPT)
         self._begun: set[int] = set()  # leases whose answer has begun
         self._unchecked: set[int] = set()  # leases whose answer is here, not yet read and checked
         self.client.on_whole = self._answer_is_here

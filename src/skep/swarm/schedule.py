@@ -33,7 +33,7 @@ from skep.wire.openai import ErrorKind, classify_error, wait_s
 
 FIRST_LOOK_S = 0.25
 LONGEST_LOOK_S = 1.0
-DOUBT = 3  # errors in a row, after which no more attempts are added to those under way
+HOLD_AFTER_ERRORS = 3  # errors in a row, after which no more attempts are added to those under way
 
 
 class ProbeEndpoint(msgspec.Struct, frozen=True):
@@ -254,7 +254,7 @@ class TaskSchedule:
             del self._later[name]
             self._queue(self._jobs[name])
         max_in_flight = limit
-        if quiet and self.outage.errors_in_row >= DOUBT:
+        if quiet and self.outage.errors_in_row >= HOLD_AFTER_ERRORS:
             max_in_flight = min(limit, max(1, len(self.leases)))
         while len(self.leases) < max_in_flight:
             job = self._next()

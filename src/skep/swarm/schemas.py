@@ -27,11 +27,11 @@ from skep.errors import UserError
 from skep.workload.extraction import code_blocks
 
 MOST_TOLD = 3  # faults of a value
-LONGEST = 300  # characters of a complaint
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
+LONGEST_COMPLAINT = 300  # characters of a complaint
+SCHEMA_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # Keywords whose cost is not in proportion to the value: a regular expression may take for ever on
 # a short text, and unique items are compared each with each.
-SLOW = ("pattern", "patternProperties", "uniqueItems")
+SLOW_KEYWORDS = ("pattern", "patternProperties", "uniqueItems")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ def schema_fault(schema: Any) -> str | None:
     draft = str(validator.META_SCHEMA["$schema"])
     if named_draft is not None and str(named_draft).rstrip("#") != draft.rstrip("#"):
         fault = f"`$schema` is {_shown(named_draft)}, which is not a draft of JSON Schema"
-        return f"{fault}; leave it out for {DRAFT}"
+        return f"{fault}; leave it out for {SCHEMA_DRAFT}"
     try:
         validator.check_schema(schema)
     except SchemaError as error:
@@ -89,7 +89,8 @@ def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
         return one_line(f"the schema cannot be applied to it: {type(error).__name__}: {error}")
     causes = [best_match([fault]) for fault in errors[:MOST_TOLD]]
     words = [
-        one_line(f"{cause.json_path}: {cause.message}", LONGEST // len(causes)) for cause in causes
+        one_line(f"{cause.json_path}: {cause.message}", LONGEST_COMPLAINT // len(causes))
+        for cause in causes
     ]
     faults = [*dict.fromkeys(words)]
     if len(errors) > MOST_TOLD:
@@ -100,10 +101,10 @@ def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
 def may_be_slow(schema: Mapping[str, Any]) -> bool:
     """Return whether the time a check takes is not in proportion to the value."""
     text = json.dumps(schema)
-    return any(f'"{word}":' in text for word in SLOW)
+    return any(f'"{word}":' in text for word in SLOW_KEYWORDS)
 
 
-def one_line(text: str, longest: int = LONGEST) -> str:
+def one_line(text: str, longest: int = LONGEST_COMPLAINT) -> str:
     """Return a text in one line; a long one loses its middle, since where a fault is stands at the
     beginning and what is wrong at the end.
     """

@@ -422,7 +422,7 @@ def create_run(
     )
 
 
-WAITS = "waits for its endpoint"
+WAITS_FOR_ENDPOINT = "waits for its endpoint"
 NONE_YET = "there are no swarm runs yet"
 MAKES_ONE = "`skep swarm run TASKS.jsonl` makes one"
 LOOK_S = 0.05
@@ -441,7 +441,7 @@ def as_it_stands(paths: Paths, run: SwarmRun) -> SwarmRun:
         or lock_holder(lock_path(paths, run.id)) is None
     ):
         return run
-    return replace(run, state=SwarmRunState.RUNNING, ended_at=None, error=WAITS)
+    return replace(run, state=SwarmRunState.RUNNING, ended_at=None, error=WAITS_FOR_ENDPOINT)
 
 
 def stored_runs(paths: Paths, limit: int | None = None) -> list[SwarmRun]:
