@@ -16,7 +16,7 @@ from skep.monitor.history import history_of, stepped
 from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
 from skep.web.context import Site
 from skep.web.history import axis_begin, read_query
-from skep.web.layout import PLACE, streamed
+from skep.web.layout import PARTS_MARK, streamed
 
 fill = watched_store.fill
 
@@ -110,7 +110,7 @@ def test_what_goes_wrong_half_way_is_told_on_the_page(paths):
         raise StoreError("`/home/somebody` refused")
 
     async def whole(site):
-        frame = HTMLResponse(f"<html>{PLACE}</html>")
+        frame = HTMLResponse(f"<html>{PARTS_MARK}</html>")
         return b"".join(
             [part async for part in streamed(site, frame, parts).body_iterator]
         ).decode()

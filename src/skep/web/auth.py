@@ -241,13 +241,13 @@ def _digest(token: str) -> bytes:
 
 # Nothing from elsewhere, nothing inline. A page with a picture of its own style brings its own
 # policy.
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 # With `no-referrer` a browser would send `Origin: null` with our own forms.
-ALWAYS = {
+SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "same-origin",
@@ -279,8 +279,8 @@ class AccessMiddleware:
             if message["type"] == "http.response.start":
                 began = True
                 headers = MutableHeaders(raw=list(message["headers"]))
-                headers.update(ALWAYS)
-                headers.setdefault("content-security-policy", POLICY)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault("content-security-policy", CONTENT_SECURITY_POLICY)
                 headers.setdefault(
                     "cache-control", "no-store" if self._site.guarded else "no-cache"
                 )

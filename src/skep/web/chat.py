@@ -29,7 +29,7 @@ LONGEST_BODY = 1 << 20
 LIST_S = 3.0  # for the list of models
 FIRST_BYTE_S = 900.0  # an answer may wait for a slot
 NO_GATEWAY = "no gateway answers; `skep up -d` starts one"
-UNUSABLE = 502  # for a status that is neither an answer nor an error
+UNUSABLE_STATUS = 502  # for a status that is neither an answer nor an error
 LOG_IN = "/login?next=%2Fchat"
 
 
@@ -135,7 +135,7 @@ async def _refused(answer: GatewayAnswer, head: ResponseHead, visitor: Visitor) 
     """Return what the gateway says instead of an answer, in its own words, and what to do."""
     message = _message_of(await answer.error_text()) or f"HTTP {head.status}"
     error = {"message": message, "hint": _advice(head.status, visitor) or None}
-    status = head.status if 400 <= head.status < 600 else UNUSABLE
+    status = head.status if 400 <= head.status < 600 else UNUSABLE_STATUS
     refusal = json_answer({"error": error}, status)
     if (wait := head.get(b"retry-after")) is not None:
         refusal.headers["retry-after"] = wait.decode("latin-1")

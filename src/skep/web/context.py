@@ -37,7 +37,7 @@ _PLACE, _NOT_A_WORD, _SECRET = (
 )
 _LONGEST_WORDS = 160
 _LONGEST_NAME = 40
-ELSEWHERE = "another machine"  # stands for a hidden address
+HIDDEN_ADDRESS = "another machine"  # stands for a hidden address
 _TWO_OF_SOMETHING = """
 SELECT (SELECT count(*) FROM (SELECT 1 FROM runs LIMIT 2)) = 2
     OR (SELECT count(*) FROM (SELECT 1 FROM targets LIMIT 2)) = 2
@@ -86,13 +86,13 @@ def names_place(words: str) -> bool:
 def is_near(url: str) -> bool:
     """Return whether what answered ran on the client's own machine, whose facts the run has."""
     try:
-        return url != ELSEWHERE and urlsplit(url).hostname in (None, *LOOPBACK)
+        return url != HIDDEN_ADDRESS and urlsplit(url).hostname in (None, *LOOPBACK)
     except ValueError:
         return False
 
 
 def public_place(url: str) -> str:
-    return "" if is_near(url) else ELSEWHERE
+    return "" if is_near(url) else HIDDEN_ADDRESS
 
 
 def public_word(name: str) -> str:

@@ -46,9 +46,9 @@ PAGES = (
     ("plan", "/plan", "Plan", "p"),
     ("tuning", "/tuning", "Tuning", "t"),
 )
-PRIVATE = ("chat", "sessions", "swarm")  # pages that the public does not have
-ADMINS = ("sessions",)  # pages that a client's key does not open
-PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
+PRIVATE_PAGES = ("chat", "sessions", "swarm")  # pages that the public does not have
+ADMIN_PAGES = ("sessions",)  # pages that a client's key does not open
+PARTS_MARK = "<!--parts-->"  # of the parts, in a page that is streamed
 STATIC = Path(__file__).parent / "static"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -62,7 +62,7 @@ def environment() -> Environment:
     environment = make_environment("skep.web", "skep.report")
     environment.globals |= {
         "LONGEST_NOTE": LONGEST_NOTE,
-        "PLACE": PLACE,
+        "PARTS_MARK": PARTS_MARK,
         "asset": asset,
         "in_words": in_words,
         "pages_of": pages_of,
@@ -80,9 +80,9 @@ def pages_of(site: Site) -> list[tuple[str, str, str, str]]:
     """Return the pages that this dashboard leads to."""
     hidden: list[str] = []
     if site.public:
-        hidden += PRIVATE
+        hidden += PRIVATE_PAGES
     if site.client:
-        hidden += ADMINS
+        hidden += ADMIN_PAGES
     if not site.can_compare():
         hidden.append("compare")
     return [entry for entry in PAGES if entry[0] not in hidden]
@@ -106,12 +106,12 @@ def page(site: Site, template: str, *, status: int = 200, **values: Any) -> HTML
 def streamed(
     site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[str]]
 ) -> StreamingResponse:
-    """Send a page whose parts are made once its frame was sent; `whole` has PLACE in it once.
+    """Send a page whose parts are made once its frame was sent; `whole` has PARTS_MARK in it once.
 
     The store is opened anew for the parts. What goes wrong then is told on the page, in place of
     the rest.
     """
-    before, _, after = bytes(whole.body).partition(PLACE.encode())
+    before, _, after = bytes(whole.body).partition(PARTS_MARK.encode())
 
     def pieces() -> Iterator[bytes]:
         yield before

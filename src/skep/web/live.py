@@ -200,7 +200,7 @@ HEARTBEAT_S = 15.0
 RETRY_MS = 2000
 Parts = dict[str, str]
 Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
-Told = TypeVar("Told")
+StoreReading = TypeVar("StoreReading")
 
 
 class Live:
@@ -328,7 +328,7 @@ class Live:
             else:
                 self._watched_at = float("-inf")
 
-    def _read_or_why(self, read: Callable[[Site, float], Told]) -> Told | str:
+    def _read_or_why(self, read: Callable[[Site, float], StoreReading]) -> StoreReading | str:
         """Return what `read` reads from the store, or why that failed. Called in a thread of its
         own.
         """

@@ -32,7 +32,7 @@ from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import json_answer
 
-OWN = "this"  # in place of a card: this machine's
+OWN_CARDS = "this"  # in place of a card: this machine's
 MOST_CARDS = 64
 MOST_AGENTS = 4096
 MOST_TOKENS = 1_000_000
@@ -50,7 +50,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
     """What the page is asked for, all of it in the address. Without a model nothing was asked."""
 
     model: str = ""
-    card: str = OWN
+    card: str = OWN_CARDS
     count: int = 1
     rig: str = ""  # in words, instead of count and card: "2x rtx-3090: nvlink"
     agents: int = 4
@@ -60,7 +60,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
 
     @property
     def own_machine(self) -> bool:
-        return not self.rig and self.card == OWN
+        return not self.rig and self.card == OWN_CARDS
 
     @property
     def cards(self) -> str:
@@ -76,7 +76,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
         return {
             option: values[option]
             for option, name in options.items()
-            if values[option] != getattr(USUAL, name)
+            if values[option] != getattr(USUAL_QUERY, name)
         }
 
     def flags(self) -> PlanFlags:
@@ -85,7 +85,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
             self.model,
             gpu=() if self.own_machine else (self.cards,),
             agents=self.agents,
-            load=None if self.load == USUAL.load else self.load,
+            load=None if self.load == USUAL_QUERY.load else self.load,
         )
         if self.load != TASK:
             return flags
@@ -95,7 +95,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
         """Return the query string, without fields that have their usual value."""
         fields = {"model": self.model, **({"rig": self.rig} if self.rig else {"card": self.card})}
         for name in ("count", "agents", "load", "input_tokens", "output_tokens"):
-            if getattr(self, name) != getattr(USUAL, name):
+            if getattr(self, name) != getattr(USUAL_QUERY, name):
                 fields[name] = getattr(self, name)
         return urlencode({name: value for name, value in fields.items() if value})
 
@@ -111,7 +111,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
         )
 
 
-USUAL = PlanQuery()
+USUAL_QUERY = PlanQuery()
 
 
 def read_query(query: QueryParams) -> PlanQuery:
@@ -124,7 +124,7 @@ def read_query(query: QueryParams) -> PlanQuery:
         raise UserError(f"`{model[:60]}` is not a model of the catalogue", hint=hint)
     plan_query = PlanQuery(
         geometry(model).id if model else "",
-        OWN if card in ("", OWN) else device(card[:120]).id,
+        OWN_CARDS if card in ("", OWN_CARDS) else device(card[:120]).id,
         _number(query, "count", MOST_CARDS),
         query.get("rig", "").strip()[:LONGEST_RIG],
         _number(query, "agents", MOST_AGENTS),
@@ -148,7 +148,7 @@ def _load(query: QueryParams) -> str:
     lengths = query.get("input_tokens", "").strip() or query.get("output_tokens", "").strip()
     text = query.get("load", "").strip()
     if not text:
-        return TASK if lengths else USUAL.load
+        return TASK if lengths else USUAL_QUERY.load
     if text not in LOADS:
         raise UserError(f"no load is called `{text[:30]}`", hint=f"there are {', '.join(LOADS)}")
     return text
@@ -156,7 +156,7 @@ def _load(query: QueryParams) -> str:
 
 def _number(query: QueryParams, name: str, maximum: int) -> int:
     text = query.get(name, "").strip()
-    usual = int(getattr(USUAL, name))
+    usual = int(getattr(USUAL_QUERY, name))
     if not text:
         return usual
     if (

@@ -205,7 +205,7 @@ class RunsPages:
         pages = {"total": listing.total, "page": listing.query.page, "pages": listing.pages}
         return json_answer({**pages, "runs": documents(self.columns, rows)})
 
-    def one(self, request: Request) -> Response:
+    def run_page(self, request: Request) -> Response:
         """Send the page of a run, its report last: drawing it takes up to a second."""
         with self._stored(request.path_params["id"]) as (store, run):
             where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run)}
@@ -278,7 +278,7 @@ class RunsPages:
 def routes(site: Site) -> list[Route]:
     pages = RunsPages(site)
     page_routes = {
-        "/runs": pages.listing, "/runs/compare": pages.compare, "/runs/{id}": pages.one,
+        "/runs": pages.listing, "/runs/compare": pages.compare, "/runs/{id}": pages.run_page,
         "/runs/{id}/report.html": pages.report,
         "/api/runs.json": pages.as_json, "/api/run.json": pages.run_json,
     }  # fmt: skip

@@ -33,7 +33,7 @@ from skep.web.responses import json_answer, or_not_found
 
 SINCE_S = 7 * DAY_S
 ANSWER_S = 1.0  # for the deployment to answer
-MOST = 200  # sessions that the page lists; JSON has all
+SESSIONS_LISTED = 200  # sessions that the page lists; JSON has all
 MOST_TURNS = 500  # of a session that the page lists, the last ones
 
 
@@ -45,14 +45,14 @@ class SessionPages:
         now = self.site.clock()
         sessions = [session for session in self._sessions() if has_turns(session, now)]
         columns = session_columns(now)
-        full = len(sessions) > MOST
+        full = len(sessions) > SESSIONS_LISTED
         return page(
             self.site,
             "sessions.html",
-            sessions=sessions[:MOST],
+            sessions=sessions[:SESSIONS_LISTED],
             columns=columns,
             full=full,
-            most=MOST,
+            most=SESSIONS_LISTED,
         )
 
     def as_json(self, _request: Request) -> Response:
@@ -61,7 +61,7 @@ class SessionPages:
             {"sessions": [session_document(session, now) for session in self._sessions()]}
         )
 
-    def one(self, request: Request) -> Response:
+    def session_page(self, request: Request) -> Response:
         requests = self._requests(request)
         turns = drawn_turns(requests)
         figures = figures_of(requests)
@@ -83,7 +83,7 @@ class SessionPages:
             most=MOST_TURNS,
         )
 
-    def one_json(self, request: Request) -> Response:
+    def session_json(self, request: Request) -> Response:
         requests = self._requests(request)
         return json_answer(story_document(figures_of(requests), requests, self.site.clock()))
 
@@ -105,7 +105,7 @@ def routes(site: Site) -> list[Route]:
     pages = SessionPages(site)
     return [
         Route("/sessions", pages.listing),
-        Route("/sessions/{id}", pages.one),
+        Route("/sessions/{id}", pages.session_page),
         Route("/api/sessions.json", pages.as_json),
-        Route("/api/sessions/{id}.json", pages.one_json),
+        Route("/api/sessions/{id}.json", pages.session_json),
     ]

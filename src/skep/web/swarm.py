@@ -24,7 +24,7 @@ from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import json_answer, or_not_found, report_answer
 
-MOST = 200  # that the page lists; JSON has all
+RUNS_LISTED = 200  # that the page lists; JSON has all
 BEGINS_S = 10.0  # within which the process of a run is at work
 
 
@@ -36,15 +36,17 @@ class SwarmPages:
         if self.site.client:
             counts = self._counts()
             return page(self.site, "swarms.html", counts=counts, total=sum(counts.values()))
-        runs = self._runs(MOST)
-        return page(self.site, "swarms.html", runs=runs, full=len(runs) >= MOST, most=MOST)
+        runs = self._runs(RUNS_LISTED)
+        return page(
+            self.site, "swarms.html", runs=runs, full=len(runs) >= RUNS_LISTED, most=RUNS_LISTED
+        )
 
     def as_json(self, _request: Request) -> Response:
         if self.site.client:
             return json_answer({"counts": self._counts()})
         return json_answer({"runs": documents(RUNS, self._runs())})
 
-    def one(self, request: Request) -> Response:
+    def run_page(self, request: Request) -> Response:
         story = self._story(request)
         running = story.run.state is SwarmRunState.RUNNING
         title = run_title(story.account)
@@ -60,7 +62,7 @@ class SwarmPages:
     def report(self, request: Request) -> Response:
         return report_answer(swarm_page(self._story(request)))
 
-    def one_json(self, request: Request) -> Response:
+    def run_json(self, request: Request) -> Response:
         return json_answer(account_json(self._story(request).account))
 
     async def cancel(self, request: Request) -> Response:
@@ -99,9 +101,9 @@ def _body(story: SwarmStory) -> str:
 def routes(site: Site) -> list[Route]:
     pages = SwarmPages(site)
     page_routes = {
-        "/swarm": pages.listing, "/swarm/{id}": pages.one, "/swarm/{id}/body": pages.body,
+        "/swarm": pages.listing, "/swarm/{id}": pages.run_page, "/swarm/{id}/body": pages.body,
         "/swarm/{id}/report.html": pages.report, "/api/swarm.json": pages.as_json,
-        "/api/swarm/{id}.json": pages.one_json,
+        "/api/swarm/{id}.json": pages.run_json,
     }  # fmt: skip
     done = {"/swarm/{id}/cancel": pages.cancel, "/swarm/{id}/resume": pages.resume}
     return [

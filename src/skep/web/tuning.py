@@ -19,7 +19,7 @@ from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import json_answer, or_not_found, report_answer
 
-MOST = 200  # that the page lists; JSON has all
+TUNINGS_LISTED = 200  # that the page lists; JSON has all
 
 
 def grouped(records: Sequence[TuningRecord]) -> list[list[TuningRecord]]:
@@ -47,20 +47,20 @@ class TuningPages:
         self.site = site
 
     def listing(self, request: Request) -> Response:
-        records = self._found(request, MOST)
+        records = self._found(request, TUNINGS_LISTED)
         query = str(request.url.query)
         values: dict[str, Any] = {
             "groups": grouped(records),
             "query": query,
-            "full": len(records) >= MOST,
-            "most": MOST,
+            "full": len(records) >= TUNINGS_LISTED,
+            "most": TUNINGS_LISTED,
         }
         return page(self.site, "tunings.html", **values, summary=summary)
 
     def as_json(self, request: Request) -> Response:
         return json_answer({"tunings": documents(TUNING_COLUMNS, self._found(request))})
 
-    def one(self, request: Request) -> Response:
+    def tuning_page(self, request: Request) -> Response:
         record = self._stored(request)
         running = record.state is TuningState.RUNNING
         return page(
@@ -75,7 +75,7 @@ class TuningPages:
         record = self._stored(request)
         return report_answer(tuning_page(record.tuning, record.stages, state=record.unfinished))
 
-    def one_json(self, request: Request) -> Response:
+    def tuning_json(self, request: Request) -> Response:
         return json_answer(document(self._stored(request)))
 
     def _found(self, request: Request, limit: int | None = None) -> list[TuningRecord]:
@@ -97,8 +97,9 @@ class TuningPages:
 def routes(site: Site) -> list[Route]:
     pages = TuningPages(site)
     page_routes = {
-        "/tuning": pages.listing, "/tuning/{id}": pages.one, "/tuning/{id}/body": pages.body,
-        "/tuning/{id}/report.html": pages.report, "/api/tuning.json": pages.as_json,
-        "/api/tuning/{id}.json": pages.one_json,
+        "/tuning": pages.listing, "/tuning/{id}": pages.tuning_page,
+        "/tuning/{id}/body": pages.body, "/tuning/{id}/report.html": pages.report,
+        "/api/tuning.json": pages.as_json,
+        "/api/tuning/{id}.json": pages.tuning_json,
     }  # fmt: skip
     return [Route(path, answer) for path, answer in page_routes.items()]
