@@ -13,8 +13,9 @@ Beside normal noise: `slow` is autocorrelated by 0.3 from value to value, `heavy
 Student's t with 3 degrees of freedom, `daily` adds a wave of 1 % up and down, `outliers` has 2 %
 of values at half speed, `missing` lacks a tenth of the values and two whole days.
 
-`--bounds` instead prints the highest figures that noise without a change reaches, from which CUT
-and APART of skep.stats.changepoints were chosen. About five minutes on two free cores."""
+`--bounds` instead prints the highest figures that noise without a change reaches, from which
+CUT_BOUND and STRETCH_BOUND of skep.stats.changepoints were chosen. About five minutes on two free
+cores."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from random import Random
 from statistics import median
 
 from skep.stats import changepoints
-from skep.stats.changepoints import FEWEST, Split, changes_in_series
+from skep.stats.changepoints import FEWEST_VALUES, Split, changes_in_series
 
 CV = 0.04
 DAY = 24
@@ -80,7 +81,12 @@ def false_alarm(number: int, kind: str, days: int) -> int | None:
     values = noise(rng, kind, DAY * days)
     seen = [70 * values[hour] for hour in hours]
     return next(
-        (looks for looks in range(FEWEST, len(seen) + 1) if changes_in_series(seen[:looks])), None
+        (
+            looks
+            for looks in range(FEWEST_VALUES, len(seen) + 1)
+            if changes_in_series(seen[:looks])
+        ),
+        None,
     )
 
 
@@ -123,7 +129,7 @@ def heights(number: int, kind: str) -> tuple[float, float]:
     """
     values = noise(Random(f"height {kind} {number}"), kind, DAY * DAYS)
     cuts = aparts = 0.0
-    for looks in range(FEWEST, len(values) + 1):
+    for looks in range(FEWEST_VALUES, len(values) + 1):
         scale = changepoints._LogScale.of(values[:looks])  # noqa: SLF001
         ys = scale.clipped(0, looks)
         best = changepoints._weighed(ys)  # noqa: SLF001

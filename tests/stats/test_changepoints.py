@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.changepoints import LEAST, SHORTEST, changes_in_series
+from skep.stats.changepoints import LEAST_DIFFERENCE, SHORTEST_LEVEL, changes_in_series
 
 
 def noisy(*levels, cv=0.04, seed=0):
@@ -96,8 +96,8 @@ def test_outliers_are_no_change():
 
 def test_fewer_values_than_a_level_needs_are_outliers():
     steady = noisy((70, 200))
-    assert not changes_in_series([*steady, *[35.0] * (SHORTEST - 2)])
-    assert changes_in_series([*steady, *[35.0] * SHORTEST])
+    assert not changes_in_series([*steady, *[35.0] * (SHORTEST_LEVEL - 2)])
+    assert changes_in_series([*steady, *[35.0] * SHORTEST_LEVEL])
 
 
 @pytest.mark.parametrize(("cv", "loss"), [(0.02, 0.06), (0.02, 0.3), (0.04, 0.1)])
@@ -110,8 +110,10 @@ def test_a_slow_slope_is_a_drift_and_no_step(cv, loss):
 
 def test_a_difference_below_half_a_per_cent_is_not_told():
     """However sure it is: nobody would act on it."""
-    assert not changes_in_series(noisy((70, 300), (70 * (1 - 0.8 * LEAST), 300), cv=0.001))
-    assert changes_in_series(noisy((70, 300), (70 * (1 - 1.6 * LEAST), 300), cv=0.001))
+    assert not changes_in_series(
+        noisy((70, 300), (70 * (1 - 0.8 * LEAST_DIFFERENCE), 300), cv=0.001)
+    )
+    assert changes_in_series(noisy((70, 300), (70 * (1 - 1.6 * LEAST_DIFFERENCE), 300), cv=0.001))
 
 
 @pytest.mark.parametrize("after", [0.8, 0.0])
@@ -138,7 +140,7 @@ def test_nothing_is_told_of_few_values_equal_values_and_levels_of_zero(values):
 def test_whatever_the_values_are_levels_are_in_order_and_long_enough(values):
     edges = [0, *(split.index for split in changes_in_series(values)), len(values)]
     if len(edges) > 2:
-        assert min(after - before for before, after in pairwise(edges)) >= SHORTEST
+        assert min(after - before for before, after in pairwise(edges)) >= SHORTEST_LEVEL
 
 
 def test_a_month_of_hours_is_looked_at_at_once():

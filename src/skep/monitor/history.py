@@ -31,7 +31,7 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore, all_targets, known_target
-from skep.stats.changepoints import FEWEST, MOST, changes_in_series
+from skep.stats.changepoints import FEWEST_VALUES, MOST_VALUES, changes_in_series
 from skep.stats.percentiles import WindowStats, rolling_median, window_stats
 from skep.stats.versus import Judgement, SeriesComparison, versus
 from skep.units import one_line
@@ -321,8 +321,8 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
         edge, since = _search_window(series, key, stored, began=began, start=now - WINDOW_S)
         changes = [change for change in stored if change.at < edge]
         # The limit counts points: the oftener a target is probed, the shorter the time.
-        points = series.points(key, since, until, limit=MOST)
-        if len(points) >= FEWEST:
+        points = series.points(key, since, until, limit=MOST_VALUES)
+        if len(points) >= FEWEST_VALUES:
             events = series.events(since - DAY_S, until, target)
             new_changes = changes_in(key, points, events, every_s)
             changes += [change for change in new_changes if change.at >= edge]
@@ -358,7 +358,7 @@ def changes_in(
     key: SeriesKey, points: Sequence[SeriesPoint], events: Sequence[MonitorEvent], every_s: float
 ) -> list[SeriesChange]:
     """Return the steps of a series of hot runs, oldest first."""
-    quiet = [point for point in points if not point.busy][-MOST:]
+    quiet = [point for point in points if not point.busy][-MOST_VALUES:]
     changes = []
     values = [point.value for point in quiet]
     for split in changes_in_series(values):

@@ -35,7 +35,7 @@ from skep.planner.memory import (
     longest_shared_context,
 )
 from skep.planner.order import (
-    HALF,
+    HALF_SPEED,
     SAME_SPEED,
     WITH_ROOM,
     best_form,
@@ -68,15 +68,15 @@ _TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _WORTH_SHOWING = 0.03
 # agents; beyond them fewer are played through, as each takes longer
-FEW = 32
-CROWD = 128
+FEW_AGENTS = 32
+MANY_AGENTS = 128
 # played through: so many pairs of layout and quantization, so many forms of each
 _GROUPS = 12
 _IN_GROUP = 3
 _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
 # no quantization mends these
 _LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")
-SHOWN = 8
+PLANS_SHOWN = 8
 _WITH_OUTLOOK = 3  # plans whose sessions are played at several numbers of them
 KV_SHARE_OF_RAM = 0.5
 # of a card's link that KV is copied back with: 29 GB/s of 63 on an H200, vLLM 0.24
@@ -180,9 +180,9 @@ def survey(
         layout = form.setup.layout
         key = (layout.tp, layout.pp, layout.replicas, form.setup.quant.id)
         groups.setdefault(key, []).append(form.setup)
-    if goal.agents > CROWD:
+    if goal.agents > MANY_AGENTS:
         fewer = 3
-    elif goal.agents > FEW:
+    elif goal.agents > FEW_AGENTS:
         fewer = 2
     else:
         fewer = 1
@@ -209,7 +209,7 @@ def _rank(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins, basis: Basis) -> t
     if not ranking.holds_all(setup, goal):
         speed *= WITH_ROOM
     halvings = sum((ranking.on_paper(setup, rig, goal), setup.cpu_moe > 0))
-    return _is_published(setup, pins), speed * HALF**halvings
+    return _is_published(setup, pins), speed * HALF_SPEED**halvings
 
 
 def _is_published(setup: Setup, pins: Pins) -> bool:
@@ -408,7 +408,7 @@ def choose(
         survey(model, rig, goal, pins, engine, basis_of(engine))
         for engine in engines or planned_engines()[:1]
     ]
-    max_plans = SHOWN if goal.agents <= CROWD else SHOWN // 2
+    max_plans = PLANS_SHOWN if goal.agents <= MANY_AGENTS else PLANS_SHOWN // 2
     all_rated = [rated for candidates_of_engine, _ in surveys for rated in candidates_of_engine]
     rejected = tuple(r for _, rejected_of_engine in surveys for r in rejected_of_engine)
     best = in_order(all_rated)[:max_plans]
@@ -484,7 +484,7 @@ def _levels_of(place: int, goal: PlanGoal) -> tuple[int, ...]:
     """Return the numbers of agents to predict: all for the best three plans, the two ends for the
     others where many agents make it long.
     """
-    if place < 3 or goal.agents <= FEW:
+    if place < 3 or goal.agents <= FEW_AGENTS:
         return ranking.levels(goal.agents)
     return (1, goal.agents)
 

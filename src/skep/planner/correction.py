@@ -20,7 +20,7 @@ from skep.planner.setup import QUANTS, Rig, Setup
 from skep.planner.step import Constants, StepTuning
 
 # deviation of a source's figure from its setup's mean, as a logarithm: two sources differ by 26 %
-BOXES = 0.34
+SOURCE_DEVIATION = 0.34
 _IN_BAND = 1.28  # deviations in half of a band that holds 80 %
 _LEAST = 0.1
 _MOST = 10.0
@@ -95,7 +95,7 @@ def _variance(row: PublishedRow, agents: int) -> float:
     nobody measured would win.
     """
     doublings = abs(math.log2(row.concurrency / agents))
-    return (BOXES * (1.0 + doublings)) ** 2
+    return (SOURCE_DEVIATION * (1.0 + doublings)) ** 2
 
 
 def _as_measured(setup: Setup, row: PublishedRow) -> Setup:

@@ -18,10 +18,11 @@ from skep.planner.ranking import Rated, kernels_share
 from skep.units import format_seconds
 
 # of the fastest's speed: who is slower than that loses clearly, however wide the band is
-COMPARABLE = 0.7
+COMPARABLE_SPEED = 0.7
 # of the fastest form of a layout: people do not see the forms that were not chosen
-COMPARABLE_FORM = 0.8
-HALF = 0.5  # of the fastest's speed: too slow to go first for a margin or for staying on the cards
+COMPARABLE_FORM_SPEED = 0.8
+# of the fastest's speed: too slow to go first for a margin or for staying on the cards
+HALF_SPEED = 0.5
 WITH_ROOM = 0.85  # of the fastest's speed: slower than that, room for every agent is not worth it
 SAME_CONTEXT = 0.75  # of the largest context; below it agents run out of room sooner
 SESSION_TASKS = 2  # tasks that a conversation grows to: more context counts only if it is twice
@@ -32,7 +33,7 @@ SAME_FIRST_TOKEN = 1.25  # times the shortest wait
 SHORT_WAIT_S = 1.5  # longer than the shortest: nobody minds
 FEW_SPLIT = 2  # cards over which llama.cpp's tensor split has been tried
 SAME_SPEED = 0.95  # of the fastest's speed: as fast, so that other figures decide
-NAMED = 3  # of the setups that a rule left out; the others are counted
+SETUPS_NAMED = 3  # of the setups that a rule left out; the others are counted
 
 Candidates = Sequence[Rated]
 Preference = tuple[bool | float, ...]
@@ -50,6 +51,7 @@ def in_order(rated: Iterable[Rated]) -> list[Rated]:
 
 
 def first_of(candidates: Candidates) -> Rated:
+    """Return the best of what the last rule keeps."""
     for rule, _ in RULES:
         candidates = rule(candidates)
     return max(candidates, key=preference)
@@ -157,7 +159,9 @@ def _keep_enough_context(candidates: Candidates) -> Candidates:
     """
     goal = candidates[0].goal
     able = _keep_meeting(candidates, lambda rated: rated.window_tokens >= goal.least_window_tokens)
-    return _keep_unless_slower(able, lambda rated: rated.window_tokens >= goal.window_tokens, HALF)
+    return _keep_unless_slower(
+        able, lambda rated: rated.window_tokens >= goal.window_tokens, HALF_SPEED
+    )
 
 
 def _keep_with_room_for_all(candidates: Candidates) -> Candidates:
@@ -165,11 +169,11 @@ def _keep_with_room_for_all(candidates: Candidates) -> Candidates:
 
 
 def _keep_with_margin(candidates: Candidates) -> Candidates:
-    return _keep_unless_slower(candidates, lambda rated: not rated.on_paper, HALF)
+    return _keep_unless_slower(candidates, lambda rated: not rated.on_paper, HALF_SPEED)
 
 
 def _keep_on_cards(candidates: Candidates) -> Candidates:
-    return _keep_unless_slower(candidates, lambda rated: not rated.setup.cpu_moe, HALF)
+    return _keep_unless_slower(candidates, lambda rated: not rated.setup.cpu_moe, HALF_SPEED)
 
 
 def _drop_experiments(candidates: Candidates) -> Candidates:
@@ -179,7 +183,7 @@ def _drop_experiments(candidates: Candidates) -> Candidates:
     measured_engines = {rated.setup.engine for rated in candidates if rated.measured}
     if planned_engines()[0] not in measured_engines:
         return candidates
-    return _keep_unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF)
+    return _keep_unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF_SPEED)
 
 
 def _is_experiment(rated: Rated) -> bool:
@@ -190,11 +194,11 @@ def _is_experiment(rated: Rated) -> bool:
 
 
 def _keep_comparable(candidates: Candidates) -> Candidates:
-    return _keep_inside_band(candidates, COMPARABLE)
+    return _keep_inside_band(candidates, COMPARABLE_SPEED)
 
 
 def _keep_comparable_forms(forms: Candidates) -> Candidates:
-    return _keep_inside_band(forms, COMPARABLE_FORM)
+    return _keep_inside_band(forms, COMPARABLE_FORM_SPEED)
 
 
 def _keep_inside_band(candidates: Candidates, share: float) -> Candidates:
@@ -467,8 +471,8 @@ def _at_most(figures: Sequence[int]) -> str:
 
 def _names(rows: Candidates) -> str:
     """Return the first few by name, and how many more there are."""
-    names = [_name(rated) for rated in rows[:NAMED]]
-    rest = len(rows) - NAMED
+    names = [_name(rated) for rated in rows[:SETUPS_NAMED]]
+    rest = len(rows) - SETUPS_NAMED
     if rest > 0:
         names.append(f"{rest} more")
     *heads, last = names

@@ -25,26 +25,26 @@ from skep.stats.percentiles import median
 from skep.stats.versus import ratio_of_medians, slowness
 from skep.units import Interval
 
-FEWEST = 24  # values before anything is said
-SHORTEST = 6  # values of a level: fewer are outliers
-CLIP = 3.0  # deviations
-LEAST = 0.005  # a smaller difference is not reported, however sure it is
-MOST = 5000  # values that are looked at: more would take too long after every probe
+FEWEST_VALUES = 24  # values before anything is said
+SHORTEST_LEVEL = 6  # values of a level: fewer are outliers
+CLIP_DEVIATIONS = 3.0  # from the middle of a level: values farther out are pulled in
+LEAST_DIFFERENCE = 0.005  # a smaller difference is not reported, however sure it is
+MOST_VALUES = 5000  # values that are looked at: more would take too long after every probe
 
 # In 670 series of normal noise, looked at after each of 24 to 336 values, the highest figure of
 # one in a hundred was 4.0 of a cut and 3.8 of a stretch apart. The bounds lie above that, because
 # slow noise, which is only estimated, comes near them: with an autocorrelation of 0.3 about one in
 # a hundred reaches 4.4 (`benchmarks/change_points.py --bounds`).
-CUT = 4.4
-APART = 4.7
-# For each halving of the shorter level below LONG values: short levels are new at every look, and
-# would else make most of the false alarms. At the same false alarms, 0.1 to 0.4 find more of the
-# shifts by 3 % than 0 does.
-EXTRA = 0.2
-LONG = 96
+CUT_BOUND = 4.4
+STRETCH_BOUND = 4.7
+# For each halving of the shorter level below LONG_LEVEL values: short levels are new at every
+# look, and would else make most of the false alarms. At the same false alarms, 0.1 to 0.4 find
+# more of the shifts by 3 % than 0 does.
+SHORT_LEVEL_EXTRA = 0.2
+LONG_LEVEL = 96
 # Values up to which the bounds hold; with more there are more looks, and the bounds grow with the
 # logarithm.
-USUAL = 336
+VALUES_IN_BOUNDS = 336
 
 # The median step between neighbours, times this, is a deviation.
 _MAD_OF_STEPS = 1.4826 / math.sqrt(2)
@@ -78,7 +78,7 @@ def changes_in_series(values: Sequence[float]) -> list[Split]:
 
     A level that is not above zero has no ratio, and no split.
     """
-    if len(values) < FEWEST:
+    if len(values) < FEWEST_VALUES:
         return []
     scale = _LogScale.of(values)
     cuts = scale.cuts(1.0)
@@ -126,7 +126,7 @@ class _LogScale(msgspec.Struct, frozen=True):
             level_after = _middle(self.xs[cut:last])
             lower_level = min(level_before, level_after)
             upper_level = max(level_before, level_after)
-        room = CLIP * self.spread
+        room = CLIP_DEVIATIONS * self.spread
         low = lower_level - room
         high = upper_level + room
         scale = 1 / self.spread
@@ -142,17 +142,17 @@ class _LogScale(msgspec.Struct, frozen=True):
         the parts.
         """
         n = last - first
-        if n < 2 * SHORTEST:
+        if n < 2 * SHORTEST_LEVEL:
             return []
         ys = self.clipped(first, last)
         best_cut = _weighed(ys)
         if best_cut is None:
             return []
-        if best_cut.height > _bound(CUT, n) * slow:
+        if best_cut.height > _bound(CUT_BOUND, n) * slow:
             cuts = [first + best_cut.cut]
         else:
             stretch = _apart(ys)
-            if stretch.height <= _bound(APART, n) * slow:
+            if stretch.height <= _bound(STRETCH_BOUND, n) * slow:
                 return []
             cuts = [first + stretch.begin, first + stretch.end]
         edges = [first, *cuts, last]
@@ -183,7 +183,7 @@ class _LogScale(msgspec.Struct, frozen=True):
         for cut, last in pairwise([*cuts, len(self.xs)]):
             ys = self.clipped(first, last, cut)
             best_cut = _weighed(ys)
-            bound = _bound(CUT, last - first) * slow
+            bound = _bound(CUT_BOUND, last - first) * slow
             if best_cut is not None and best_cut.height > bound:
                 first += best_cut.cut
                 moved.append(first)
@@ -202,13 +202,13 @@ class _BestCut(msgspec.Struct, frozen=True):
     cut: int
     # As deviations of a normal figure, less the extra that a short level has to stand out by.
     height: float
-    shares: list[float]  # of the squares that every cut from SHORTEST on explains
+    shares: list[float]  # of the squares that every cut from SHORTEST_LEVEL on explains
 
 
 def _weighed(ys: Sequence[float]) -> _BestCut | None:
     """Return the best cut; None for too few values, or if all of them are equal."""
     n = len(ys)
-    if n < 2 * SHORTEST:
+    if n < 2 * SHORTEST_LEVEL:
         return None
     sums = list(accumulate(ys))
     mean = sums[-1] / n
@@ -216,22 +216,22 @@ def _weighed(ys: Sequence[float]) -> _BestCut | None:
     if total <= _NO_SQUARES:
         return None
     scale = n / total
-    sums_at_cuts = sums[SHORTEST - 1 : n - SHORTEST]
+    sums_at_cuts = sums[SHORTEST_LEVEL - 1 : n - SHORTEST_LEVEL]
     shares = [
         (so_far - count * mean) ** 2 / (count * (n - count)) * scale
-        for count, so_far in enumerate(sums_at_cuts, SHORTEST)
+        for count, so_far in enumerate(sums_at_cuts, SHORTEST_LEVEL)
     ]
     best_height = -math.inf
     best_place = 0
     for first, last in _octaves(len(shares)):
         share = max(shares[first:last])
-        shorter = min(first, len(shares) - last) + SHORTEST
+        shorter = min(first, len(shares) - last) + SHORTEST_LEVEL
         height = _height(n, share, shorter)
         if height > best_height:
             best_height = height
             best_place = shares.index(share, first)
     return _BestCut(
-        cut=best_place + SHORTEST,
+        cut=best_place + SHORTEST_LEVEL,
         height=best_height,
         shares=shares,
     )
@@ -249,11 +249,11 @@ def _octaves(places: int) -> Iterator[tuple[int, int]]:
     """
     half = (places + 1) // 2
     start = 0
-    length = SHORTEST
+    length = SHORTEST_LEVEL
     while start < half:
         end = half
-        if length < LONG:
-            end = min(2 * length - SHORTEST, half)
+        if length < LONG_LEVEL:
+            end = min(2 * length - SHORTEST_LEVEL, half)
         yield start, end
         mirrored_start = max(places - end, half - 1)
         mirrored_end = places - start
@@ -274,8 +274,8 @@ def _extra(length: int) -> float:
     """Return by how much more a level of this length has to stand out than a long one, which is
     looked at anew less often.
     """
-    halvings = math.log2(max(LONG / length, 1.0))
-    return EXTRA * halvings
+    halvings = math.log2(max(LONG_LEVEL / length, 1.0))
+    return SHORT_LEVEL_EXTRA * halvings
 
 
 class _BestStretch(msgspec.Struct, frozen=True):
@@ -298,11 +298,11 @@ def _apart(ys: Sequence[float]) -> _BestStretch:
     best_height = 0.0
     best_begin = 0
     best_end = 0
-    length = SHORTEST
+    length = SHORTEST_LEVEL
     while length <= n // 2 and total > _NO_SQUARES:
         step = max(2, length // 4)
-        sums_at_ends = sums[SHORTEST + length : n - SHORTEST + 1 : step]
-        sums_at_begins = sums[SHORTEST::step]
+        sums_at_ends = sums[SHORTEST_LEVEL + length : n - SHORTEST_LEVEL + 1 : step]
+        sums_at_begins = sums[SHORTEST_LEVEL::step]
         stretch_sums = list(map(sub, sums_at_ends, sums_at_begins))
         if stretch_sums:
             usual = length * mean
@@ -312,7 +312,7 @@ def _apart(ys: Sequence[float]) -> _BestStretch:
             if height > best_height:
                 place = stretch_sums.index(farthest)
                 best_height = height
-                best_begin = SHORTEST + step * place
+                best_begin = SHORTEST_LEVEL + step * place
                 best_end = best_begin + length
         length *= 2
     return _BestStretch(
@@ -340,8 +340,10 @@ def _likelihood(n: int, share: float) -> float:
 
 
 def _bound(bound: float, n: int) -> float:
-    """Return the bound for a series of n values: beyond USUAL it grows with the looks."""
-    looks = max(n / USUAL, 1.0)
+    """Return the bound for a series of n values: beyond `VALUES_IN_BOUNDS` it grows with the
+    looks.
+    """
+    looks = max(n / VALUES_IN_BOUNDS, 1.0)
     return math.sqrt(bound * bound + 2 * math.log(looks))
 
 
@@ -363,7 +365,7 @@ def _bracket(scale: _LogScale, first: int, cut: int, last: int, slow: float) -> 
     whole_weight = weights_up_to[-1]
     low = bisect_left(weights_up_to, 0.025 * whole_weight)
     high = bisect_left(weights_up_to, 0.975 * whole_weight)
-    first_place = first + SHORTEST
+    first_place = first + SHORTEST_LEVEL
     earliest = min(first_place + low, cut)
     latest = max(first_place + high, cut)
     return earliest, latest
@@ -381,7 +383,7 @@ def _splits_of(
         splits = _splits_at(scale, values, remaining, slow)
         sizes = {split.index: abs(split.ratio.estimate - 1) for split in splits}
         smallest = min(remaining, key=lambda cut: sizes.get(cut, 0.0), default=None)
-        if smallest is None or sizes.get(smallest, 0.0) >= LEAST:
+        if smallest is None or sizes.get(smallest, 0.0) >= LEAST_DIFFERENCE:
             return splits
         remaining.remove(smallest)
 
@@ -453,7 +455,7 @@ def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int
     """Return whether a straight line explains the stretch as well as the steps do."""
     xs = scale.xs[first:last]
     n = len(xs)
-    room = CLIP * scale.spread
+    room = CLIP_DEVIATIONS * scale.spread
     tenth = scale.spread / 10
     floor = n * tenth**2
     steps = _step_values(scale, [first, *cuts, last])
@@ -477,7 +479,7 @@ def _squares(xs: Sequence[float], fitted: Sequence[float], room: float) -> float
 
 def _step_values(scale: _LogScale, edges: Sequence[int]) -> list[float]:
     """Return the level of each value between the edges: the mean, with outliers clipped."""
-    room = CLIP * scale.spread
+    room = CLIP_DEVIATIONS * scale.spread
     fitted: list[float] = []
     for begin, end in pairwise(edges):
         part = scale.xs[begin:end]

@@ -28,15 +28,15 @@ from skep.stats.percentiles import MeanEstimate, mean_t_interval, median, t_quan
 from skep.units import Interval
 
 # Spreads that are assumed until there are figures.
-READING = 0.03
-START = 0.012
+READING_SPREAD = 0.03
+START_SPREAD = 0.012
 # The number of values that these assumptions count as.
 _GUESS_READING = 6.0
 _GUESS_START = 2.0
 # Deviations beyond which a reading is pulled in: an outlier of five prompts must not decide.
 _CLIP = 3.0
 _MOST_FREEDOM = 40.0
-CHANCE = 0.05  # that the true ratio lies outside of the interval at any look
+CHANCE_OF_MISS = 0.05  # that the true ratio lies outside of the interval at any look
 
 
 class SequentialVerdict(Enum):
@@ -52,7 +52,7 @@ class MeasurementNoise:
     Learns from every start.
     """
 
-    def __init__(self, *, reading: float = READING, start: float = START) -> None:
+    def __init__(self, *, reading: float = READING_SPREAD, start: float = START_SPREAD) -> None:
         self._reading_squares = _GUESS_READING * reading**2
         self._reading_freedom = _GUESS_READING
         self._start_squares = _GUESS_START * start**2
@@ -114,7 +114,7 @@ class SequentialTest:
         self._noise = noise
         self._rounds = rounds
         self._worth = worth
-        self._chance_per_look = CHANCE / (rounds - 1)
+        self._chance_per_look = CHANCE_OF_MISS / (rounds - 1)
         self._differences: list[list[float]] = []
         self.verdict = SequentialVerdict.OPEN
 
@@ -294,8 +294,8 @@ class Precision:
         return repeats - self.repeats
 
 
-WINDOW = 5
-TOLERANCE = 0.05
+SETTLED_WINDOW = 5
+SETTLED_TOLERANCE = 0.05
 
 
 class WarmUpDetector:
@@ -309,7 +309,7 @@ class WarmUpDetector:
     batches in 9 %, one of 2 % in all: so slow a rise under so much noise looks like none.
     """
 
-    def __init__(self, *, window: int = WINDOW, max_batches: int = 20) -> None:
+    def __init__(self, *, window: int = SETTLED_WINDOW, max_batches: int = 20) -> None:
         self._last: deque[float] = deque(maxlen=window)
         self._window = window
         self._max_batches = max_batches
@@ -337,10 +337,10 @@ class WarmUpDetector:
 
 def _is_steady(values: Sequence[float]) -> bool:
     middle = median(values)
-    room = TOLERANCE * abs(middle)
+    room = SETTLED_TOLERANCE * abs(middle)
     strays = sum(abs(value - middle) > room for value in values)
     allowed_strays = 0
-    if len(values) >= WINDOW:
+    if len(values) >= SETTLED_WINDOW:
         allowed_strays = 1
     if strays > allowed_strays:
         return False

@@ -25,7 +25,7 @@ class Judgement(Enum):
     UNKNOWN = "not comparable"
 
 
-INDIFFERENT = 0.005  # a smaller difference is not reported, however sure it is
+LEAST_RATIO_DIFFERENCE = 0.005  # a smaller difference is not reported, however sure it is
 # Correlation of neighbouring values, beyond which the formula of `slowness` does not hold.
 _SLOWEST = 0.9
 _MANY = 60  # values from which a binomial is taken as normal
@@ -69,7 +69,7 @@ def versus(
         a=window_stats(a),
         b=window_stats(b),
         ratio=ratio,
-        judgement=_judgement(ratio, INDIFFERENT, more_is_better),
+        judgement=_judgement(ratio, LEAST_RATIO_DIFFERENCE, more_is_better),
     )
 
 
