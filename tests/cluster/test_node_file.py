@@ -11,7 +11,7 @@ import pytest
 from msgspec import to_builtins
 
 from skep.cluster import ray_processes
-from skep.cluster.connect import STRANGER, ask_ray, checked_connection, explained
+from skep.cluster.connect import NOT_A_NODE, ask_ray, checked_connection, explained
 from skep.cluster.discover import rows_of
 from skep.cluster.node_commands import _make_way, stop_node
 from skep.cluster.ray_processes import (
@@ -262,7 +262,7 @@ def test_a_refused_token_is_told_as_that_and_not_as_a_strange_machine():
         assert "its token differs" in explained(address, error).message
     assert explained(
         "10.0.0.1:6379", RuntimeError("No node info found for this raylet")
-    ).message.startswith(STRANGER)
+    ).message.startswith(NOT_A_NODE)
     slow = RuntimeError(
         'Traceback:\n  File "ray/_private/node.py"\n  File "python/ray/_raylet.pyx"\nTimed out'
     )

@@ -164,6 +164,6 @@ def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     switch = tmp_path / "switch"
     switch.write_text("1\n")
-    monkeypatch.setattr(runner, "APPARMOR", switch)
+    monkeypatch.setattr(runner, "APPARMOR_SETTING", switch)
     assert "bwrap-userns-restrict" in runner.remedy()
     assert "kernel.apparmor_restrict_unprivileged_userns=0" in runner.remedy()

@@ -9,7 +9,7 @@ import pytest
 
 from skep.quality.mixed_figures import AXES, LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE, TITLES
 from skep.workload.filling import pieces
-from skep.workload.items import EXECUTED, item_from_json, item_json
+from skep.workload.items import EXECUTED_CHECKS, item_from_json, item_json
 from skep.workload.prompts import workload_fingerprint
 
 ITEMS = [*PRIMARY, *SIDE]
@@ -52,7 +52,7 @@ def test_side_prompts_have_the_published_length(name, tokens):
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.id)
 def test_items_can_be_stored_and_their_code_compiles(item):
-    assert item.checker.kind in EXECUTED
+    assert item.checker.kind in EXECUTED_CHECKS
     assert item_from_json(item_json(item)) == item
     for name in ("before", "tests"):
         code = item.checker.values.get(name, "")

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from skep.workload.filling import FIELDS, FULL, THINGS, TINY
+from skep.workload.filling import FIELDS, FULL_IDEAS, THINGS, TINY_IDEAS
 from skep.workload.prompts import (
     KINDS,
     SHORT_CHARACTERS,
@@ -93,7 +93,7 @@ def test_changed_prompts_need_a_new_version():
     )
 
 
-@pytest.mark.parametrize("idea", [*TINY, *FULL], ids=lambda idea: idea.name)
+@pytest.mark.parametrize("idea", [*TINY_IDEAS, *FULL_IDEAS], ids=lambda idea: idea.name)
 def test_code_is_python_whatever_the_names(idea):
     """Each idea, right and broken, parses with every thing and every field,
     and the bug is there.

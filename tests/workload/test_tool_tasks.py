@@ -24,7 +24,7 @@ from skep.workload.workspace import (
     LONGEST_RESULT,
     MOST_EVENTS,
     MOST_FILES,
-    NAMES,
+    TOOL_NAMES,
     Workspace,
     offered_tools,
     tool_schemas,
@@ -89,7 +89,7 @@ def test_calls_in_a_conversation_have_results_and_ids_of_nine_letters():
 
 
 def test_the_tools_that_are_offered_are_those_that_can_be_called():
-    assert [tool["function"]["name"] for tool in offered_tools()] == list(NAMES)
+    assert [tool["function"]["name"] for tool in offered_tools()] == list(TOOL_NAMES)
     assert json.dumps(offered_tools()) == json.dumps(offered_tools())
 
 

@@ -29,11 +29,11 @@ from skep.host.installation import extra_hint
 
 NAMESPACE = "skep"
 NODE_ID = "ray.io/node-id"
-WAITS = ("PENDING", "PREPARED", "RESCHEDULING")  # states of a placement group
-GONE = "REMOVED"
+WAITING_STATES = ("PENDING", "PREPARED", "RESCHEDULING")  # states of a placement group
+REMOVED_STATE = "REMOVED"
 KNOCK_S = 3.0
-STRANGER = "this machine is not a node of the cluster"
-START = "`skep cluster start` starts one here, `skep cluster join ADDRESS` joins one"
+NOT_A_NODE = "this machine is not a node of the cluster"
+HOW_TO_START = "`skep cluster start` starts one here, `skep cluster join ADDRESS` joins one"
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -129,7 +129,7 @@ def check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), port), timeout=KNOCK_S).close()
     except OSError as error:
         why = error.strerror or "no answer"
-        raise EngineError(f"there is no cluster at {address}: {why}", hint=START) from None
+        raise EngineError(f"there is no cluster at {address}: {why}", hint=HOW_TO_START) from None
 
 
 def explained(address: str, error: BaseException) -> EngineError | UserError:
@@ -148,14 +148,17 @@ def explained(address: str, error: BaseException) -> EngineError | UserError:
     is_stranger = "No node info found" in text
     if address == "auto" and isinstance(error, ConnectionError) and not is_stranger:
         return EngineError(
-            "no Ray cluster runs here", hint=f"{START}; or name its head with --cluster HOST:PORT"
+            "no Ray cluster runs here",
+            hint=f"{HOW_TO_START}; or name its head with --cluster HOST:PORT",
         )
     if "Failed to connect to GCS" in text:
-        return EngineError(f"the server at {address} is not the head of a Ray cluster", hint=START)
+        return EngineError(
+            f"the server at {address} is not the head of a Ray cluster", hint=HOW_TO_START
+        )
     names_raylet = "node" in text.lower() and "raylet" in text.lower()
     if is_stranger or names_raylet or isinstance(error, SystemExit):
         return EngineError(
-            f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` joins it"
+            f"{NOT_A_NODE} at {address}", hint=f"`skep cluster join {address}` joins it"
         )
     last_line = next(
         (line.strip() for line in reversed(text.splitlines()) if line.strip()),
@@ -257,7 +260,7 @@ def groups_by_name() -> dict[str, str]:
     return {
         row["name"]: row["state"]
         for row in placement_group_table().values()
-        if row["state"] != GONE
+        if row["state"] != REMOVED_STATE
     }
 
 

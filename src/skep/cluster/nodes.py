@@ -16,9 +16,9 @@ from skep.catalog.gpus import Gpu, HostFacts
 from skep.engines.base import Launch, PlacementRequest
 from skep.units import format_bytes
 
-SHOWN = 8  # nodes that an error lists
-HEAD = "node:__internal_head__"  # a resource that only the head has
-MOST = 1024  # replicas of one model
+NODES_SHOWN = 8  # nodes that an error lists
+HEAD_RESOURCE = "node:__internal_head__"  # a resource that only the head has
+MOST_REPLICAS = 1024  # replicas of one model
 _EPSILON = 1e-6  # Ray counts in ten-thousandths
 
 
@@ -150,7 +150,7 @@ def nodes_of(
                 id=row["NodeID"],
                 name=row.get("NodeName") or row["NodeManagerAddress"],
                 address=row["NodeManagerAddress"],
-                head=HEAD in resources,
+                head=HEAD_RESOURCE in resources,
                 cpus=resources.get("CPU", 0.0),
                 gpus=resources.get("GPU", 0.0),
                 memory_bytes=int(resources.get("memory", 0)),
@@ -277,7 +277,7 @@ def assign_nodes(places: Sequence[PlacementRequest], nodes: Sequence[Node]) -> l
 
 def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
     """Return how many replicas of one kind fit on the nodes."""
-    return MOST - assign_nodes([place] * MOST, nodes).count(None)
+    return MOST_REPLICAS - assign_nodes([place] * MOST_REPLICAS, nodes).count(None)
 
 
 def describe_request(place: PlacementRequest) -> str:
@@ -295,8 +295,8 @@ def describe_request(place: PlacementRequest) -> str:
 
 
 def has_words(nodes: Sequence[Node]) -> str:
-    """Return in words what each node has, for the first `SHOWN`."""
-    descriptions = [node.describe() for node in nodes[:SHOWN]]
-    if len(nodes) > SHOWN:
-        descriptions.append(f"and {len(nodes) - SHOWN} more")
+    """Return in words what each node has, for the first `NODES_SHOWN`."""
+    descriptions = [node.describe() for node in nodes[:NODES_SHOWN]]
+    if len(nodes) > NODES_SHOWN:
+        descriptions.append(f"and {len(nodes) - NODES_SHOWN} more")
     return "; ".join(descriptions)

@@ -154,7 +154,7 @@ class ActorManager:
         if state is not None:
             nodes = await asyncio.to_thread(living_nodes)
             has_room = cluster_nodes.fitting(place, cluster_nodes.allowed(place, nodes))
-            if state not in connect.WAITS or not has_room:
+            if state not in connect.WAITING_STATES or not has_room:
                 self._stuck.discard(launch.name)
                 return False
         if launch.name in self._stuck:

@@ -21,7 +21,7 @@ from skep.wire.tool_calls import ReceivedCall
 from skep.workload.extraction import split_answer
 from skep.workload.tool_history import Message
 from skep.workload.tool_tasks import ToolTask
-from skep.workload.workspace import CHANGING, tool_schemas
+from skep.workload.workspace import CHANGING_TOOLS, tool_schemas
 
 VERSION = 1  # of what is judged here
 MOST_TURNS = 10  # answers of one task
@@ -139,7 +139,7 @@ class ToolDialogue:
     def _fault_of_course(self, text: str) -> CallFault:
         """Return what was wrong although every call was valid."""
         needed = [step.name for step in self._task.steps]
-        strange = [name for name in self._called if name in CHANGING and name not in needed]
+        strange = [name for name in self._called if name in CHANGING_TOOLS and name not in needed]
         missing = [name for name in needed if name not in self._called]
         if strange:
             detail = f"`{strange[0]}` was called, which changes what was to stay"

@@ -38,12 +38,13 @@ from skep.sandbox.bubblewrap import (
 )
 from skep.sandbox.view import BOX, ScriptView
 
-CHEAP = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
-EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
+# Of /proc/PID/status, which costs little, and of smaps_rollup, which tells shared pages apart.
+STATUS_FIELDS = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
+SMAPS_FIELDS = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 MOST_FILES = 8192  # of the folder; an empty file takes no room but memory all the same
 FILE_BYTES = 1024  # what the kernel keeps for each, about
 SOCKET_BYTES = 256 << 10  # what a unix socket may hold; how much it does hold is told nowhere
-QUEUES = ("tcp", "tcp6", "udp", "udp6")  # tables that tell what is queued
+QUEUE_TABLES = ("tcp", "tcp6", "udp", "udp6")  # of /proc/net: they tell what is queued
 
 
 class MemoryWatch:
@@ -88,7 +89,7 @@ class MemoryWatch:
     def _socket_bytes(self) -> int:
         """Return what sockets hold: memory of the kernel, which a script could fill."""
         held_bytes = self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
-        for table in QUEUES:
+        for table in QUEUE_TABLES:
             _, *lines = self._text(f"1/net/{table}").splitlines() or [b""]
             for columns in map(bytes.split, lines):
                 if len(columns) > 4:  # bytes to be sent and to be read, "00000000:0000001A"
@@ -120,7 +121,7 @@ class MemoryWatch:
         As in `_plain` where the kernel does not tell: before 5.4 it has only some of the fields.
         """
         text = self._text(f"{pid}/smaps_rollup")
-        shared_bytes = _bytes_of(text, EXACT) if EXACT[0] in text else None
+        shared_bytes = _bytes_of(text, SMAPS_FIELDS) if SMAPS_FIELDS[0] in text else None
         if shared_bytes is None:
             return self._plain(pid)
         return shared_bytes
@@ -131,12 +132,12 @@ class MemoryWatch:
         A process whose first thread has ended keeps its memory, but shows it in the other threads
         only.
         """
-        used_bytes = _bytes_of(self._text(f"{pid}/status"), CHEAP)
+        used_bytes = _bytes_of(self._text(f"{pid}/status"), STATUS_FIELDS)
         if used_bytes is not None:
             return used_bytes
         threads = self._list(f"{pid}/task")
         texts = (self._text(f"{pid}/task/{thread}/status") for thread in threads)
-        return max((_bytes_of(text, CHEAP) or 0 for text in texts), default=0)
+        return max((_bytes_of(text, STATUS_FIELDS) or 0 for text in texts), default=0)
 
     def _list(self, path: str) -> list[str]:
         with contextlib.suppress(OSError):
@@ -160,15 +161,15 @@ def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:
 
 # One of these is covered, in a mount namespace of the launcher's own; nothing is written to the
 # real one.
-STAGES = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108
+STAGE_FOLDERS = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108
 EXIT_WAIT_S = 3.0
 # Root runs scripts as one of these: no login, no files; low enough for a container's own mapping.
 FIRST_UID = 65100
-UIDS = 300
+UID_COUNT = 300
 LOOK_S = 0.03
 SETUP_S = 20.0  # for bubblewrap until the script can begin; none of the script's own time
 BLIND_S = 5.0  # a script whose memory cannot be looked at for so long is ended
-PIECE = 64 << 10
+PIECE_BYTES = 64 << 10
 CLONE_NEWNS = 0x00020000
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
@@ -176,7 +177,7 @@ MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_SLAVE = 0x80000
 PR_SET_CHILD_SUBREAPER = 36
-BEGIN = """import json, sys
+BEGIN_SCRIPT = """import json, sys
 setup = json.load(sys.stdin)
 sys.path.insert(0, setup.pop("source"))
 from skep.sandbox.launcher import main
@@ -185,8 +186,8 @@ main(setup)
 
 
 def setup_text(fd: int, program: str, view: ScriptView) -> str:
-    """Return the standard input of `BEGIN`. Any script whose first process is a fork could read an
-    argument.
+    """Return the standard input of `BEGIN_SCRIPT`. Any script whose first process is a fork could
+    read an argument.
     """
     source = str(Path(__file__).parents[2])
     return json.dumps({"source": source, "fd": fd, "program": program, "view": asdict(view)})
@@ -215,7 +216,7 @@ class SandboxLauncher:
         self._control = control
         self._program = program
         self._view = view
-        self._uids = itertools.cycle(range(FIRST_UID, FIRST_UID + UIDS))
+        self._uids = itertools.cycle(range(FIRST_UID, FIRST_UID + UID_COUNT))
         self._at_work: set[int] = set()  # bubblewraps that are children of this process
         # Held while children are made, or those of no run are ended.
         self._children = threading.Lock()
@@ -399,7 +400,7 @@ class SupervisedRun(contextlib.ExitStack):
     def _read_output(self, fd: int) -> bool:
         """Read what is ready; return False at its end. Output over the limit is not kept."""
         try:
-            piece = os.read(fd, PIECE)
+            piece = os.read(fd, PIECE_BYTES)
         except BlockingIOError:
             return False
         output = self._outputs[fd]
@@ -413,7 +414,7 @@ class SupervisedRun(contextlib.ExitStack):
 
     def _feed(self) -> None:
         try:
-            self._pending = self._pending[self._stdin.write(self._pending[:PIECE]) or 0 :]
+            self._pending = self._pending[self._stdin.write(self._pending[:PIECE_BYTES]) or 0 :]
         except BrokenPipeError:
             self._pending = self._pending[:0]
         if not self._pending:
@@ -454,11 +455,11 @@ def stage(view: ScriptView, program: str) -> ScriptView:
             needed.update((form, *form.parents))
     free = [
         place
-        for place in map(Path, STAGES)
+        for place in map(Path, STAGE_FOLDERS)
         if place.is_dir() and place.resolve() == place and place not in needed
     ]
     if not free:
-        raise OSError(f"each of {', '.join(STAGES)} is missing or in use")
+        raise OSError(f"each of {', '.join(STAGE_FOLDERS)} is missing or in use")
     covered = str(free[0])
     mount("tmpfs", covered, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k")
     places: dict[str, str] = {}

@@ -24,7 +24,7 @@ from skep.sandbox.bubblewrap import (
     pack_order,
     unpack_result,
 )
-from skep.sandbox.launcher import BEGIN, setup_text
+from skep.sandbox.launcher import BEGIN_SCRIPT, setup_text
 from skep.sandbox.view import view
 
 START_S = 10.0
@@ -149,7 +149,7 @@ class Sandbox:
         try:
             with theirs:
                 self._launcher = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", BEGIN],
+                    [sys.executable, "-I", "-S", "-c", BEGIN_SCRIPT],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -216,16 +216,16 @@ def _failed(why: str) -> SkepError:
 
 
 TRIAL_LIMITS = SandboxLimits(seconds=15.0, output_bytes=4096)
-APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")  # Debian's own switch
-MOST = Path("/proc/sys/user/max_user_namespaces")
-INSTALLING = {
+APPARMOR_SETTING = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+CLONE_SETTING = Path("/proc/sys/kernel/unprivileged_userns_clone")  # Debian's own switch
+NAMESPACE_LIMIT_SETTING = Path("/proc/sys/user/max_user_namespaces")
+INSTALL_COMMANDS = {
     "apt": "apt install",
     "dnf": "dnf install",
     "pacman": "pacman -S",
     "zypper": "zypper install",
 }
-TRIAL = """
+TRIAL_SCRIPT = """
 import os, socket
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
 assert os.getuid() != 0 and not int(status["CapEff"], 16), "it has privileges"
@@ -274,7 +274,7 @@ def remedy() -> str:
     """Return what to install or to allow, by what this machine lacks or forbids."""
     if shutil.which("bwrap") is None:
         return how_to_install("bubblewrap")
-    if _holds(APPARMOR, "1"):
+    if _holds(APPARMOR_SETTING, "1"):
         return (
             "AppArmor keeps user namespaces from bubblewrap: "
             "`sudo apt install bubblewrap apparmor-profiles`, then "
@@ -283,11 +283,11 @@ def remedy() -> str:
             "`sudo apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict`; "
             "or, for all programs, `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`"
         )
-    if _holds(CLONE, "0"):
+    if _holds(CLONE_SETTING, "0"):
         return (
             "user namespaces are switched off: `sudo sysctl -w kernel.unprivileged_userns_clone=1`"
         )
-    if _holds(MOST, "0"):
+    if _holds(NAMESPACE_LIMIT_SETTING, "0"):
         return "user namespaces are switched off: `sudo sysctl -w user.max_user_namespaces=15000`"
     return (
         "in a container, allow user namespaces and an unmasked /proc, or run skep outside of it "
@@ -297,7 +297,7 @@ def remedy() -> str:
 
 def how_to_install(package: str) -> str:
     """Return the sentence with the command of this system's package manager."""
-    for program, command in INSTALLING.items():
+    for program, command in INSTALL_COMMANDS.items():
         if shutil.which(program):
             return f"install {package}: `sudo {command} {package}`"
     return f"install the package `{package}`"
@@ -306,7 +306,7 @@ def how_to_install(package: str) -> str:
 def _failure(sandbox: Sandbox) -> str | None:
     """Return why a trial run in the sandbox failed; None: it did not fail."""
     try:
-        result = sandbox.try_out(SandboxScript(("-c", TRIAL)), TRIAL_LIMITS)
+        result = sandbox.try_out(SandboxScript(("-c", TRIAL_SCRIPT)), TRIAL_LIMITS)
         if result.ok and result.stdout == b"closed\n":
             return None
     except (SkepError, OSError) as error:

@@ -12,8 +12,8 @@ from pathlib import Path
 BOX = "/box"  # the one place a script can write to: a tmpfs with a size
 FOLDER = f"{BOX}/work"
 UID = 1000  # inside; the launcher decides for whom it stands outside
-SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
-EXTRA = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
+LIBRARY_FOLDERS = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
+DATA_PATHS = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 # Both count against the size of the box.
 WRITABLE = {"/tmp": f"{BOX}/tmp", "/dev/shm": f"{BOX}/shm"}  # noqa: S108 - inside
 LINKS = {
@@ -80,12 +80,12 @@ class ShownPaths:
         self._interpreter = Path(sys.executable).resolve()
 
     def add_system(self) -> None:
-        for path in map(Path, SYSTEM):
+        for path in map(Path, LIBRARY_FOLDERS):
             if path.is_symlink():
                 self.links[str(path)] = str(path.resolve())
             elif path.is_dir():
                 self.binds[str(path)] = str(path)
-        for path in map(Path, EXTRA):
+        for path in map(Path, DATA_PATHS):
             self._add(path)
 
     def add_interpreter(self) -> None:

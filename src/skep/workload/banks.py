@@ -16,8 +16,8 @@ from typing import Any
 
 from skep.errors import UserError
 from skep.workload.items import (
-    EXECUTED,
-    READ,
+    EXECUTED_CHECKS,
+    READING_CHECKS,
     Checker,
     Demand,
     Item,
@@ -30,7 +30,7 @@ from skep.workload.items import (
 )
 from skep.workload.reading_checks import value_of
 
-KINDS = (*READ, *EXECUTED)
+KINDS = (*READING_CHECKS, *EXECUTED_CHECKS)
 LONGEST_PATTERN = 2_000
 LONGEST_LINE = 1_000_000  # characters
 ROLES = ("system", "developer", "user", "assistant")

@@ -453,7 +453,7 @@ def _family(maker: Maker) -> DrillFamily:
 VERSION = 1  # raised whenever the same seed gives other drills than before
 GRADES = (1, 2, 3, 4, 5)
 FAMILIES = tuple(_family(maker) for maker in _MAKERS)
-MOST = 100_000
+MOST_DRILLS = 100_000
 
 _EXAMPLES = 2  # of a task, before it is asked
 _TRIES = 200  # that find no new question: the family has run out
@@ -473,8 +473,8 @@ def drills(
         raise UserError(
             f"there are no drills of difficulty `{difficulty}`", hint="from 1, very easy, to 5"
         )
-    if not 1 <= count <= MOST:
-        raise UserError(f"`{count}` drills are not possible", hint=f"from 1 to {MOST}")
+    if not 1 <= count <= MOST_DRILLS:
+        raise UserError(f"`{count}` drills are not possible", hint=f"from 1 to {MOST_DRILLS}")
     grades = GRADES if difficulty is None else (difficulty,)
     rows = []
     for place, grade in enumerate(grades):

@@ -66,8 +66,8 @@ class Idea(msgspec.Struct, frozen=True):
 
 
 _DATA = read_data("words.toml")
-TINY = msgspec.convert(_DATA["tiny"], tuple[Idea, ...])
-FULL = msgspec.convert(_DATA["full"], tuple[Idea, ...])
+TINY_IDEAS = msgspec.convert(_DATA["tiny"], tuple[Idea, ...])
+FULL_IDEAS = msgspec.convert(_DATA["full"], tuple[Idea, ...])
 # Each with its plural.
 THINGS = msgspec.convert(
     [pair.split("/") for pair in _DATA["things"].split()], tuple[tuple[str, str], ...]
@@ -80,7 +80,7 @@ Measure = Callable[[str], int]
 
 MODULE = "\n\n{lead}\n{code}"
 BETWEEN_FUNCTIONS = "\n\n\n"
-_IDEAS = (*FULL, *TINY)
+_IDEAS = (*FULL_IDEAS, *TINY_IDEAS)
 _ATTEMPTS = 8  # at a name that the module does not hold yet
 
 

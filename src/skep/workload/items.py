@@ -18,9 +18,9 @@ import msgspec
 from skep.catalog.names import did_you_mean
 
 # Judged by looking at the text: nothing is run.
-READ = ("exact", "choice", "number", "contains")
+READING_CHECKS = ("exact", "choice", "number", "contains")
 # Judged in the sandbox; a regular expression too, as some take for ever.
-EXECUTED = ("regex", "python", "completion")
+EXECUTED_CHECKS = ("regex", "python", "completion")
 
 
 class Checker(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Checker(msgspec.Struct, frozen=True):
 
     @property
     def is_executed(self) -> bool:
-        return self.kind in EXECUTED
+        return self.kind in EXECUTED_CHECKS
 
 
 class Item(msgspec.Struct, frozen=True):

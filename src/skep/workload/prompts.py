@@ -26,8 +26,8 @@ from skep.errors import UserError
 from skep.workload import filling
 from skep.workload.filling import (
     CHARS_PER_PIECE,
-    FULL,
-    TINY,
+    FULL_IDEAS,
+    TINY_IDEAS,
     TYPICAL_CHARS_PER_TOKEN,
     Budget,
     Idea,
@@ -120,7 +120,7 @@ def compose(
     names = filling.draw_names(rng)
     exact = budget.measure is pieces
     before = (system, _BETWEEN) if exact else (system,)
-    ideas = FULL if form == "full" else TINY
+    ideas = FULL_IDEAS if form == "full" else TINY_IDEAS
     tasks = [_task(kind, idea, names, form) for idea in ideas]
     fitting = [task for task in tasks if budget.left(*before, task) >= 0]
     user = pick(rng, fitting or [min(tasks, key=budget.measure)])

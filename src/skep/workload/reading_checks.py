@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from skep.workload.items import Checker
 
-CALM = Context(prec=40, traps=[])  # nothing raises; a difference is zero only of equal numbers
+# Nothing raises, and a difference is zero only of equal numbers.
+DECIMAL_CONTEXT = Context(prec=40, traps=[])
 
 _FRACTION = re.compile(r"\\[dt]?frac\{(-?\d{1,40})\}\{(\d{1,40})\}")
 # A sign counts where it cannot be a dash: `5-3` ends with 3. Digits glued to a letter before them
@@ -89,7 +90,7 @@ def _stated_number(match: re.Match[str]) -> StatedNumber:
     if parts["over"]:  # over zero: not a number, and equal to none
         over = Decimal(parts["over"])
         under = Decimal(parts["under"])
-        value = CALM.divide(over, under)
+        value = DECIMAL_CONTEXT.divide(over, under)
     else:
         whole = _DIVIDERS.sub("", parts["whole"] or "0")
         fraction = parts["part"] or parts["bare"]
@@ -184,11 +185,12 @@ def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     said = f"said {_shown(stated.text)}"
     candidates = [stated.value]
     if stated.percent:
-        share = CALM.divide(stated.value, Decimal(100))
+        share = DECIMAL_CONTEXT.divide(stated.value, Decimal(100))
         candidates.append(share)
     is_number = not stated.value.is_nan()  # `0/0` is none
-    misses = [CALM.abs(CALM.subtract(candidate, value)) for candidate in candidates]
-    if is_number and any(CALM.compare(miss, tolerance) <= 0 for miss in misses):
+    differences = [DECIMAL_CONTEXT.subtract(candidate, value) for candidate in candidates]
+    misses = [DECIMAL_CONTEXT.abs(difference) for difference in differences]
+    if is_number and any(DECIMAL_CONTEXT.compare(miss, tolerance) <= 0 for miss in misses):
         return True, said
     return False, f"{said}, {unlike}"
 

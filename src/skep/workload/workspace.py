@@ -188,7 +188,7 @@ class Workspace(msgspec.Struct):
         return "added"
 
 
-NAMES = (
+TOOL_NAMES = (
     "list_files",
     "read_file",
     "search_text",
@@ -202,9 +202,11 @@ NAMES = (
     "move_parts",
     "add_event",
 )
-_TOOLS: Mapping[str, Callable[..., str]] = {name: getattr(Workspace, name) for name in NAMES}
+_TOOLS: Mapping[str, Callable[..., str]] = {name: getattr(Workspace, name) for name in TOOL_NAMES}
 # Those that change the world.
-CHANGING = frozenset({"write_file", "replace_text", "update_issue", "move_parts", "add_event"})
+CHANGING_TOOLS = frozenset(
+    {"write_file", "replace_text", "update_issue", "move_parts", "add_event"}
+)
 
 
 @cache
