@@ -5,9 +5,8 @@ As in vLLM: a prompt is admitted when there is room for all of its blocks, an an
 as it grows, and where no block is left the sequence that came last gives its blocks back. With KV
 in RAM, blocks that the card has lost are copied back, one prompt after the other.
 
-Linear layers have a state instead of KV, and vLLM keeps it ("align") only where a pass over a
-prompt ends and where an answer ends: a prompt goes on from the last such place. A kept state takes
-blocks of the same pool, and so do the two that each running sequence has.
+What linear layers keep instead of KV is in `kept_states`; the two states that a running sequence
+has take blocks of the pool, too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from __future__ import annotations
 import math
 
 from skep.planner.batching import BatchPass, PassResult, Sequence, SimulatedReplica
-from skep.planner.prefix_cache import Block, PrefixCache
+from skep.planner.kept_states import KeptStates
+from skep.planner.prefix_cache import Blocks, PrefixCache
 from skep.planner.step import StepModel
 
 BLOCK_TOKENS = 16  # vLLM's block size
@@ -57,13 +57,13 @@ class CachingReplica(SimulatedReplica):
         """`state_blocks`: that a kept state of linear layers takes; 0: the model has none."""
         super().__init__(step, slots, pool_tokens, chunk_tokens)
         self.block_tokens = block_tokens
-        self.state_blocks = state_blocks
         self.counts = CacheCounts()
         pool_blocks = max(1, int(pool_tokens // block_tokens))
         ram_blocks = 0
         if ram is not None:
             ram_blocks = int(ram.tokens // block_tokens)
         self.cache = PrefixCache(pool_blocks, ram_blocks)
+        self.states = KeptStates(self.cache, state_blocks)
         self._ram = ram
         # Prompts whose KV is on its way from RAM, with the seconds that this takes.
         self._loading: list[tuple[Sequence, float]] = []
@@ -79,9 +79,12 @@ class CachingReplica(SimulatedReplica):
     def kv_tokens(self) -> float:
         return float(self.cache.used_blocks * self.block_tokens)
 
-    def hold(self, blocks: tuple[Block, ...]) -> None:
-        """Put the blocks of an earlier prompt into the cache, with the state at their end."""
-        kept_blocks = (*self._state_after(blocks, len(blocks)), *blocks)
+    def hold(self, blocks: Blocks) -> None:
+        """Put the blocks of an earlier prompt into the cache, as if it had been read."""
+        pass_blocks = max(1, self.chunk_tokens // self.block_tokens)
+        self.states.keep_every(pass_blocks, blocks, 0)
+        last_state = self.states.after(blocks, len(blocks))
+        kept_blocks = (*last_state, *blocks)
         self.cache.use(kept_blocks)
         self.cache.keep_in_ram(kept_blocks)
         self.cache.release(kept_blocks)
@@ -111,7 +114,7 @@ class CachingReplica(SimulatedReplica):
             else:
                 started.append(sequence)
             sequence.has_begun = True
-            self._keep_states_on_the_way(sequence)
+            self._keep_states_of_passes(sequence)
             self.cache.keep_in_ram((*sequence.blocks, *sequence.state))
         preempted = self._make_room()
         return PassResult(tuple(started), result.ended, tuple(preempted), tuple(resumed))
@@ -135,22 +138,24 @@ class CachingReplica(SimulatedReplica):
         if unread >= self._budget():
             return False  # its first tokens would have to wait for those of others anyway
         named_blocks = self.cache.needs(sequence.blocks)
-        tail_blocks = math.ceil(self._tail_of(sequence) / self.block_tokens)
-        running_state = RUNNING_STATES * self.state_blocks
-        return named_blocks + tail_blocks + running_state + 1 <= self.cache.free_blocks
+        tail_tokens = self._tail_of(sequence)
+        tail_blocks = math.ceil(tail_tokens / self.block_tokens)
+        running_state = RUNNING_STATES * self.states.blocks_each
+        needed_blocks = named_blocks + tail_blocks + running_state + 1
+        return needed_blocks <= self.cache.free_blocks
 
     def _take_in(self, sequence: Sequence) -> None:
         prompt_tokens = sequence.cached + sequence.prompt
         blocks = sequence.blocks
-        held_blocks, ram_blocks = self._found(blocks)
+        held_blocks, ram_blocks = self.states.hits_of(blocks)
         if (held_blocks + ram_blocks) * self.block_tokens >= prompt_tokens:
             # The last token is always computed: its result is the first one of the answer.
             if ram_blocks:
                 ram_blocks -= 1
             else:
                 held_blocks -= 1
-        self._touch_state(blocks, held_blocks + ram_blocks)
-        sequence.state = self._state_after(blocks, len(blocks))
+        self.states.touch(blocks, held_blocks + ram_blocks)
+        sequence.state = self.states.after(blocks, len(blocks))
         self.cache.use((*blocks, *sequence.state))
         sequence.cached = float((held_blocks + ram_blocks) * self.block_tokens)
         sequence.prompt = sequence.prompt_left = prompt_tokens - sequence.cached
@@ -172,7 +177,7 @@ class CachingReplica(SimulatedReplica):
         )
         if sequence.has_begun and answer_blocks:
             all_blocks = (*sequence.blocks, *answer_blocks)
-            answer_blocks = (*self._state_after(all_blocks, len(all_blocks)), *answer_blocks)
+            answer_blocks = (*self.states.after(all_blocks, len(all_blocks)), *answer_blocks)
             self.cache.use(answer_blocks)
             self.cache.keep_in_ram(answer_blocks)
         else:
@@ -190,80 +195,50 @@ class CachingReplica(SimulatedReplica):
 
     # Inside
 
-    def _state_after(self, blocks: tuple[Block, ...], count: int) -> tuple[Block, ...]:
-        """Return the blocks of the state after the first `count` blocks of a prompt."""
-        if not count or not self.state_blocks:
-            return ()
-        return tuple((blocks[count - 1], part) for part in range(self.state_blocks))
-
-    def _found(self, blocks: tuple[Block, ...]) -> tuple[int, int]:
-        """Return how many of a prompt's first blocks are on the card, and how many behind them in
-        RAM. With linear layers both end where a state is kept.
-        """
-        held_blocks = self.cache.held(blocks)
-        ram_blocks = self.cache.held_in_ram(blocks, held_blocks)
-        if not self.state_blocks:
-            return held_blocks, ram_blocks
-        found_blocks = held_blocks + ram_blocks
-        while found_blocks and not self._has_state(blocks, found_blocks):
-            found_blocks -= 1
-        held_blocks = min(held_blocks, found_blocks)
-        return held_blocks, found_blocks - held_blocks
-
-    def _has_state(self, blocks: tuple[Block, ...], count: int) -> bool:
-        state = self._state_after(blocks, count)
-        held_parts = self.cache.held(state)
-        return held_parts + self.cache.held_in_ram(state, held_parts) == len(state)
-
-    def _touch_state(self, blocks: tuple[Block, ...], count: int) -> None:
-        """Use a state: of those that give way it is the last from now on."""
-        state = self._state_after(blocks, count)
-        if state and self.cache.held(state) == len(state):
-            self.cache.use(state)
-            self.cache.release(state)
-
-    def _keep_states_on_the_way(self, sequence: Sequence) -> None:
-        """Keep the states at the ends of the passes that read a long prompt: others that share its
-        beginning go on from there.
-        """
-        if not self.state_blocks:
-            return
-        blocks = sequence.blocks
+    def _keep_states_of_passes(self, sequence: Sequence) -> None:
+        """Keep the states where the passes over a prompt ended."""
+        found_blocks = int(sequence.cached // self.block_tokens)
         pass_blocks = max(1, self.chunk_tokens // self.block_tokens)
-        begin = int(sequence.cached // self.block_tokens)
-        for end in range(begin + pass_blocks, len(blocks), pass_blocks):
-            state = self._state_after(blocks, end)
-            self.cache.use(state)
-            self.cache.release(state)
+        self.states.keep_every(pass_blocks, sequence.blocks, found_blocks)
 
     def _forget_uncomputed(self, sequence: Sequence) -> None:
         """Drop the blocks of a prompt that was not read to its end."""
-        self.cache.forget(sequence.blocks[self._computed_blocks(sequence) :])
+        computed_blocks = self._computed_blocks(sequence)
+        self.cache.forget(sequence.blocks[computed_blocks:])
         self.cache.forget(sequence.state)
 
     def _budget(self) -> float:
-        return max(16.0, self.chunk_tokens - self.decoding * (1 + self.step.depth))
+        decoded_each = 1 + self.step.depth
+        left_tokens = self.chunk_tokens - self.decoding * decoded_each
+        return max(16.0, left_tokens)
 
     def _tail_of(self, sequence: Sequence) -> float:
         """Return how many tokens of a sequence's prompt lie behind its last named block."""
         prompt_tokens = sequence.cached + sequence.prompt
-        return max(0.0, prompt_tokens - len(sequence.blocks) * self.block_tokens)
+        named_tokens = len(sequence.blocks) * self.block_tokens
+        return max(0.0, prompt_tokens - named_tokens)
 
     def _computed_blocks(self, sequence: Sequence) -> int:
-        computed = sequence.cached + sequence.prompt - sequence.prompt_left
-        return min(len(sequence.blocks), int(computed // self.block_tokens))
+        prompt_tokens = sequence.cached + sequence.prompt
+        computed_tokens = prompt_tokens - sequence.prompt_left
+        computed_blocks = int(computed_tokens // self.block_tokens)
+        return min(len(sequence.blocks), computed_blocks)
 
-    def _full_answer_blocks(self, sequence: Sequence, tokens: float) -> tuple[Block, ...]:
+    def _full_answer_blocks(self, sequence: Sequence, tokens: float) -> Blocks:
         """Return the blocks of an answer that are full once the sequence has `tokens` in all."""
-        full_blocks = int(tokens // self.block_tokens) - len(sequence.blocks)
-        return sequence.answer_blocks[: max(0, full_blocks)]
+        all_blocks = int(tokens // self.block_tokens)
+        full_blocks = max(0, all_blocks - len(sequence.blocks))
+        return sequence.answer_blocks[:full_blocks]
 
     def _note_unnamed(self) -> None:
-        tokens = self._tail_tokens + max(0.0, self._context - self._decoding_prompts)
-        partial = self.running // 2  # the last block of a sequence is half full
+        answer_tokens = max(0.0, self._context - self._decoding_prompts)
+        tokens = max(0.0, self._tail_tokens + answer_tokens)
+        token_blocks = math.ceil(tokens / self.block_tokens)
+        half_full_blocks = self.running // 2  # the last one of a sequence
         # The kept one of the two states of a sequence has a name.
-        states = self.running * (RUNNING_STATES - 1) * self.state_blocks
-        self.cache.set_unnamed(math.ceil(max(0.0, tokens) / self.block_tokens) + partial + states)
+        unnamed_states = self.running * (RUNNING_STATES - 1)
+        state_blocks = unnamed_states * self.states.blocks_each
+        self.cache.set_unnamed(token_blocks + half_full_blocks + state_blocks)
 
     def _steps_with_room(self, batch_pass: BatchPass) -> int:
         """Return how many steps of a pass can run: until the free blocks are used up, or until the
@@ -276,7 +251,8 @@ class CachingReplica(SimulatedReplica):
         growth = batch_pass.decoding * batch_pass.tokens_each
         if growth:
             room = self.cache.free_blocks * self.block_tokens
-            steps = min(steps, max(1, int(room // growth)))
+            steps_with_room = max(1, int(room // growth))
+            return min(steps, steps_with_room)
         return steps
 
     def _copy_back(self, seconds: float) -> None:
@@ -291,7 +267,9 @@ class CachingReplica(SimulatedReplica):
             seconds -= left_s
 
     def _drop_loading(self, sequence: Sequence) -> bool:
-        entries = [entry for entry in self._loading if entry[0] is not sequence]
+        entries = [
+            (loading, left_s) for loading, left_s in self._loading if loading is not sequence
+        ]
         was_loading = len(entries) < len(self._loading)
         self._loading = entries
         return was_loading

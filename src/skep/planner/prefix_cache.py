@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 Block = Hashable  # what tells a block from all others: a digest of the tokens up to its end
+Blocks = tuple[Block, ...]
 
 
 class PrefixCache:
