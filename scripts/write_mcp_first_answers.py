@@ -17,16 +17,16 @@ from mcp_types import jsonrpc_message_adapter
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from skep import __version__
-from skep.mcp_server.first_answers import META, STORED, VERSION_MARK
+from skep.mcp_server.first_answers import META_PREFIX, STORED_ANSWERS, VERSION_MARK
 from skep.mcp_server.read_tools import ServerContext
 from skep.mcp_server.server import make_server
 from skep.paths import user_paths
 
 CLIENT = {"name": "client", "version": "1"}
 STATELESS = {
-    f"{META}protocolVersion": LATEST_MODERN_VERSION,
-    f"{META}clientInfo": CLIENT,
-    f"{META}clientCapabilities": {},
+    f"{META_PREFIX}protocolVersion": LATEST_MODERN_VERSION,
+    f"{META_PREFIX}clientInfo": CLIENT,
+    f"{META_PREFIX}clientCapabilities": {},
 }
 LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 
@@ -100,4 +100,4 @@ def document() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check({Path(STORED): document}))
+    sys.exit(write_or_check({Path(STORED_ANSWERS): document}))

@@ -10,7 +10,7 @@ from pathlib import Path
 from generated import write_or_check
 
 from skep.deploy.commands import caveats, start_line
-from skep.deploy.plan_request import EVIDENCE, PlanFlags, answer_plan
+from skep.deploy.plan_request import EVIDENCE_START, PlanFlags, answer_plan
 from skep.report.plan_sessions import speed_line, wait_line, warm_line
 
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
@@ -65,7 +65,7 @@ def capitalized(line: str) -> str:
 
 def is_for_this_page(caveat: str) -> bool:
     """Return whether the page's head does not say it for all rigs."""
-    return "--vision" not in caveat and not caveat.startswith(EVIDENCE)
+    return "--vision" not in caveat and not caveat.startswith(EVIDENCE_START)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def routes(_skep, folder):
     for title, paths in (
         ("passes on", request_policy.FOR_CLIENTS),
         ("takes no slot", request_policy.LIGHT),
-        ("refuses", request_policy.ADMIN),
+        ("refuses", request_policy.ADMIN_PATHS),
     ):
         yield from (f"gateway {title} {path}" for path in sorted(paths))
     app = make_app(Site(user_paths({"HOME": str(folder)})), warm=False)

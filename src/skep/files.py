@@ -166,7 +166,7 @@ def _about(runs: tuple[str, ...]) -> str:
 
 
 MAX_LINE = 1000  # of what is kept as last words
-HIDDEN = b"(key)"  # stands where the engine said its key
+HIDDEN_KEY = b"(key)"  # stands where the engine said its key
 
 
 def open_log(path: Path, *, empty: bool = False) -> FileIO:
@@ -232,7 +232,7 @@ class RotatingLog:
                 self._rotate()
 
     def _without_hidden(self, data: bytes) -> bytes:
-        data = (self._begun + data).replace(self._hidden, HIDDEN)
+        data = (self._begun + data).replace(self._hidden, HIDDEN_KEY)
         sizes = range(min(len(self._hidden) - 1, len(data)), 0, -1)
         size = next((size for size in sizes if data.endswith(self._hidden[:size])), 0)
         self._begun = data[len(data) - size :]

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from skep.gateway.request_accounting import SECONDS, Metrics
+from skep.gateway.request_accounting import SECOND_BUCKETS, Metrics
 from skep.wire.prometheus import LABEL_SETS, OTHER, Counter, Gauge, Histogram
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -91,7 +91,7 @@ def test_counters_and_gauges_say_what_was_counted_whatever_their_labels_are(even
 @given(st.lists(st.tuples(labels, st.floats(0, 2000)), max_size=40))
 @settings(deadline=None)
 def test_a_histograms_buckets_are_cumulative_and_end_at_its_count(observations):
-    histogram = Histogram("h", "H.", ("a", "b"), SECONDS)
+    histogram = Histogram("h", "H.", ("a", "b"), SECOND_BUCKETS)
     for values, value in observations:
         histogram.observe(values, value)
     samples = parsed(text_of(histogram))["h"][1]
@@ -109,7 +109,7 @@ def test_a_histograms_buckets_are_cumulative_and_end_at_its_count(observations):
 def check_series(numbers, values):
     bounds = [bound for name, bound in numbers if name == "h_bucket"]
     assert bounds == [*bounds[:-1], "+Inf"]
-    assert [float(bound) for bound in bounds[:-1]] == list(SECONDS)
+    assert [float(bound) for bound in bounds[:-1]] == list(SECOND_BUCKETS)
     for bound in bounds:
         assert numbers["h_bucket", bound] == sum(value <= float(bound) for value in values)
     assert numbers["h_bucket", "+Inf"] == numbers["h_count", None] == len(values)

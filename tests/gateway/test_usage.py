@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from skep.gateway.answer_tokens import MOST_TOKENS, UNKNOWN, Tokens, tokens_of
+from skep.gateway.answer_tokens import MOST_TOKENS, NO_COUNTS, Tokens, tokens_of
 from skep.gateway.proxied_request import TAIL_PIECES, TAIL_PIECES_OF_LONG, Exchange
 from skep.gateway.request_policy import batch_plan
 from skep.wire.server_request import ServerRequest
@@ -128,8 +128,8 @@ STREAMS = {
         sse(*[chunk(usage=None)] * 40, last(usage=usage(11, 22)), "[DONE]"),
         Tokens(11, None, 22),
     ),
-    "openai without usage": (sse(*[chunk(FAKE)] * 5, "[DONE]"), UNKNOWN),
-    "openai only nulls": (sse(*[chunk(usage=None)] * 99, "[DONE]"), UNKNOWN),
+    "openai without usage": (sse(*[chunk(FAKE)] * 5, "[DONE]"), NO_COUNTS),
+    "openai only nulls": (sse(*[chunk(usage=None)] * 99, "[DONE]"), NO_COUNTS),
     "vllm continuous": (
         sse(*[chunk(usage=usage(11, n)) for n in range(30)], "[DONE]"),
         Tokens(11, None, 29),
@@ -173,14 +173,14 @@ STREAMS = {
         ),
         Tokens(9, 4, 3, 1),
     ),
-    "error event": (sse(chunk(), {"error": {"message": FAKE, "code": 500}}), UNKNOWN),
+    "error event": (sse(chunk(), {"error": {"message": FAKE, "code": 500}}), NO_COUNTS),
     "garbage": (
         b'data: {"usage": {"completion_tokens": 5}\n\ndata: "usage"\n\n"usage"{{{',
-        UNKNOWN,
+        NO_COUNTS,
     ),
     "other types": (
         sse(last(usage=[1, 2]), last(usage="5"), last(usage={"completion_tokens": "5"})),
-        UNKNOWN,
+        NO_COUNTS,
     ),
 }
 
@@ -227,9 +227,9 @@ ANSWERS = {
         },
         Tokens(8, None, None),
     ),
-    "error": ({"error": {"message": FAKE, "type": "server_error", "code": 500}}, UNKNOWN),
-    "null": ({"choices": [], "usage": None}, UNKNOWN),
-    "nested": ({"data": [{"usage": usage(1, 2)}], "choices": {"usage": usage(3, 4)}}, UNKNOWN),
+    "error": ({"error": {"message": FAKE, "type": "server_error", "code": 500}}, NO_COUNTS),
+    "null": ({"choices": [], "usage": None}, NO_COUNTS),
+    "nested": ({"data": [{"usage": usage(1, 2)}], "choices": {"usage": usage(3, 4)}}, NO_COUNTS),
 }
 
 
@@ -276,7 +276,7 @@ def test_ollamas_lines_are_told_by_their_last_one():
         {"message": {"content": ""}, **OLLAMA},
     )
     assert read(lines, range(0, len(lines), 50), streamed=False) == Tokens(26, None, 290)
-    assert read(ndjson({"response": FAKE, "done": False}) * 50, (), streamed=False) == UNKNOWN
+    assert read(ndjson({"response": FAKE, "done": False}) * 50, (), streamed=False) == NO_COUNTS
     without_prompt = {key: value for key, value in OLLAMA.items() if key != "prompt_eval_count"}
     assert read(ndjson({"done": False}, without_prompt), (), streamed=False) == Tokens(
         None, None, 290
@@ -310,7 +310,7 @@ def test_numbers_that_no_answer_can_have_are_taken_for_unsaid(number):
         text = json.dumps(document).encode()
         assert tokens_of(text, [text], streamed=False) == tokens
         assert tokens_of(b"", [sse(document)], streamed=True) == (
-            UNKNOWN if "eval_count" in document else tokens
+            NO_COUNTS if "eval_count" in document else tokens
         )
 
 
@@ -359,11 +359,12 @@ def test_whatever_bytes_an_engine_sends_nothing_is_raised(pieces, first):
 @given(st.text(max_size=300))
 @settings(deadline=None)
 def test_what_a_model_writes_is_never_taken_for_its_usage(text):
-    assert tokens_of(b"", [sse(*[chunk(text + FAKE)] * 3, "[DONE]")], streamed=True) == UNKNOWN
+    assert tokens_of(b"", [sse(*[chunk(text + FAKE)] * 3, "[DONE]")], streamed=True) == NO_COUNTS
     whole = json.dumps({"choices": [{"message": {"content": FAKE + text + FAKE}}]}).encode()
-    assert tokens_of(whole, [whole], streamed=False) == UNKNOWN
+    assert tokens_of(whole, [whole], streamed=False) == NO_COUNTS
     assert all(
-        tokens_of(whole, [whole[at:]], streamed=False) == UNKNOWN for at in range(0, len(whole), 7)
+        tokens_of(whole, [whole[at:]], streamed=False) == NO_COUNTS
+        for at in range(0, len(whole), 7)
     )
 
 

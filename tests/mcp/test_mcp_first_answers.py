@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.mcp_server.first_answers import META, Doorman, read_first_answers
+from skep.mcp_server.first_answers import META_PREFIX, Doorman, read_first_answers
 
 ROOT = Path(__file__).parents[2]
 CLIENT = {"name": "t", "version": "1"}
@@ -142,7 +142,7 @@ def test_what_is_out_of_order_or_not_stored_is_left_to_the_whole_server(env, tmp
     older = {**initialize("2025-06-18"), "jsonrpc": "1.0"}
     assert Doorman(opening).answer(json.dumps(older).encode()) is None
     unnamed = request(
-        1, "server/discover", _meta={f"{META}protocolVersion": opening.stateless_version}
+        1, "server/discover", _meta={f"{META_PREFIX}protocolVersion": opening.stateless_version}
     )
     assert Doorman(opening).answer(json.dumps(unnamed).encode()) is None
 

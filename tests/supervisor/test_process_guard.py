@@ -11,7 +11,7 @@ import pytest
 
 from commands import eventually
 from forked_processes import alive
-from skep.files import HIDDEN, RotatingLog
+from skep.files import HIDDEN_KEY, RotatingLog
 from skep.host.processes import descendants, kill_marked
 
 KEY = "a-key-of-this-hive"
@@ -182,7 +182,7 @@ def test_a_key_that_the_engine_says_is_not_in_its_log_however_it_is_cut(step, tm
     ).encode()
     for start in range(0, len(output), step):
         log.write(output[start : start + step])
-    hidden = HIDDEN.decode()
+    hidden = HIDDEN_KEY.decode()
     lines = [
         "a-key",
         f"server_args=(api_key='{hidden}', a-key-of-this-house)",

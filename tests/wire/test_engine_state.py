@@ -10,7 +10,7 @@ from recorded_server import recorded
 from skep.wire.client import Pool, WireFailure
 from skep.wire.engine_state import LARGEST_STATE_BYTES, LONG_STATE_BYTES, fetch_state
 from skep.wire.heads import parse_url
-from skep.wire.prometheus import LINES, NAMES, count_busy, label_samples, parse_metrics
+from skep.wire.prometheus import MOST_LINES, MOST_NAMES, count_busy, label_samples, parse_metrics
 
 
 async def state_of(page, parse):
@@ -48,10 +48,10 @@ def test_labels_hold_any_character_but_a_line_end():
 
 def test_names_and_lines_of_one_text_have_a_bound():
     """The text may be 4 MiB of names; what is kept of it may not."""
-    many = "".join(f"a{n} 1\n" for n in range(NAMES + 10))
-    assert len(parse_metrics(many)) == NAMES
-    assert parse_metrics("\n" * LINES + "a 1\n") == {}
-    assert label_samples("\n" * LINES + "a 1\n", "r") == ""
+    many = "".join(f"a{n} 1\n" for n in range(MOST_NAMES + 10))
+    assert len(parse_metrics(many)) == MOST_NAMES
+    assert parse_metrics("\n" * MOST_LINES + "a 1\n") == {}
+    assert label_samples("\n" * MOST_LINES + "a 1\n", "r") == ""
 
 
 @pytest.mark.parametrize(

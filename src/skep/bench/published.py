@@ -15,7 +15,7 @@ from skep.catalog.presets import Published
 from skep.deploy.plan_request import FigureBeside
 from skep.units import Interval
 
-ALIKE = 0.2  # lengths that differ by no more are the same load
+SAME_LENGTH_TOLERANCE = 0.2  # lengths that differ by no more are the same load
 
 
 class PublishedShare(msgspec.Struct, frozen=True):
@@ -129,5 +129,5 @@ def _is_alike(published: int | None, measured: float | None) -> bool:
     return (
         published is not None
         and measured is not None
-        and abs(measured - published) <= ALIKE * published
+        and abs(measured - published) <= SAME_LENGTH_TOLERANCE * published
     )

@@ -68,7 +68,7 @@ _METHODS = {
     "gptq_marlin": "gptq",
 }
 _NO_LIMIT = 1 << 40
-EVIDENCE = "published for "  # begins a note about what others measured on such cards
+EVIDENCE_START = "published for "  # begins a note about what others measured on such cards
 
 
 class PlanFlags(PinnedSizes, frozen=True):
@@ -614,7 +614,7 @@ def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
         ]
         if row_sentences:
             sentences[choice.rig.title] = (
-                f"{EVIDENCE}{cards_title(choice.rig.cards)}: {'; also '.join(row_sentences)}"
+                f"{EVIDENCE_START}{cards_title(choice.rig.cards)}: {'; also '.join(row_sentences)}"
             )
     return sentences
 

@@ -26,7 +26,7 @@ from skep.config.presets import all_presets, find_preset, presets_folder, serve_
 from skep.config.rigs import ResolvedRig, parse_rig, rig_of_host
 from skep.config.settings import EMBEDDED_MODEL, Serve, default_context
 from skep.deploy.commands import launches_of
-from skep.deploy.plan_request import AGENTS, EVIDENCE, PlanFlags, answer_plan, nothing_fits
+from skep.deploy.plan_request import AGENTS, EVIDENCE_START, PlanFlags, answer_plan, nothing_fits
 from skep.deploy.preset_plan import agents_of, answer_preset
 from skep.engines.base import engine_named
 from skep.engines.discovery import is_installed
@@ -326,7 +326,7 @@ def best_plan(
     if (error := nothing_fits(answer)) is not None:
         raise error
     for line in answer.notes:
-        if not line.startswith(EVIDENCE):
+        if not line.startswith(EVIDENCE_START):
             say(line)
     return answer.ranked[0][1]
 

@@ -36,7 +36,7 @@ class Tokens(msgspec.Struct, frozen=True):
     reasoning: int | None = None  # of the output
 
 
-UNKNOWN = Tokens()
+NO_COUNTS = Tokens()
 
 
 class _Details(msgspec.Struct):
@@ -100,7 +100,7 @@ def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
         report = _ending(text) or _reported(text)
     if report is not None:
         return _tokens(report)
-    return UNKNOWN
+    return NO_COUNTS
 
 
 def ends_in_tool_call(last: Iterable[bytes]) -> bool:
@@ -113,7 +113,7 @@ def ends_in_tool_call(last: Iterable[bytes]) -> bool:
 
 def _of_stream(first: bytes, text: bytes) -> Tokens:
     """Return the counts of a stream. What comes last counts: usage may be told all along."""
-    tokens = UNKNOWN
+    tokens = NO_COUNTS
     tries = 0
     for line in reversed(text.rsplit(b"\n", _LINES)):
         if tries < _DECODED and _TELLS.search(line):

@@ -15,10 +15,10 @@ import msgspec
 
 from skep.wire.openai import json_object, message_of
 
-CODE = "context_length_exceeded"
+ERROR_CODE = "context_length_exceeded"
 # With which engines say so; vLLM says 500 on /v1/messages.
-STATUSES = frozenset((400, 413, 422, 500))
-STATUS = 400  # with which clients hear of it
+ENGINE_STATUSES = frozenset((400, 413, 422, 500))
+ERROR_STATUS = 400  # with which clients hear of it
 LONGEST_MESSAGE = 4000  # characters of an engine's words that are looked at
 _ABOUT_CONTEXT = re.compile(
     r"context (?:length|size|window)|maximum model length|max_model_len|exceed_context_size",
@@ -106,7 +106,7 @@ def in_clients_words(body: bytes, exceeded: ContextExceeded, *, anthropic: bool)
         return json.dumps({**document, "type": "error", "error": changed}).encode()
     if not isinstance(error, dict):
         error = {"message": exceeded.message, "type": "invalid_request_error", "param": None}
-    return json.dumps({**document, "error": {**error, "code": CODE}}).encode()
+    return json.dumps({**document, "error": {**error, "code": ERROR_CODE}}).encode()
 
 
 def _count(value: object) -> int | None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 import msgspec
 
 KEPT_S = 120.0
-REMEMBERED = 4096  # places; the one kept longest is forgotten
+PLACES_KEPT = 4096  # places; the one kept longest is forgotten
 
 RequestKey = tuple[str, str, int]  # model, flow, and the digest of what was asked
 
@@ -23,7 +23,7 @@ class QueuePlace(msgspec.Struct, frozen=True):
 
 
 class KeptPlaces:
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, remembered: int = PLACES_KEPT) -> None:
         self._places: OrderedDict[RequestKey, QueuePlace] = OrderedDict()
         self._remembered = remembered
 

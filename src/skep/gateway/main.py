@@ -39,7 +39,7 @@ from skep.gateway.proxy import Proxy, Route
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_accounting import Metrics, RequestAccounting
 from skep.gateway.request_log import RequestLog
-from skep.gateway.sessions import REMEMBERED
+from skep.gateway.sessions import CONVERSATIONS_KEPT
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import CONTENT_TYPE, Labels
 from skep.wire.server import HttpServer
@@ -372,7 +372,7 @@ class Gateway:
     async def _continue_turns(self) -> None:
         """Go on with the numbers of turns that the store has of the last day."""
         since = time.time() - CONTINUED_S
-        earlier = await asyncio.to_thread(self.journal.last_turns, since, REMEMBERED)
+        earlier = await asyncio.to_thread(self.journal.last_turns, since, CONVERSATIONS_KEPT)
         self.accounts.sessions.continue_turns(earlier)
 
     @property

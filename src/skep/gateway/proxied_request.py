@@ -12,11 +12,11 @@ from typing import Protocol
 from skep.config.gateway_messages import ReplicaSpec, Timeouts
 from skep.gateway.admission import Admission
 from skep.gateway.admission_messages import Action, Event, Forward, Reject
-from skep.gateway.answer_tokens import UNKNOWN, Tokens, ends_in_tool_call, tokens_of
+from skep.gateway.answer_tokens import NO_COUNTS, Tokens, ends_in_tool_call, tokens_of
 from skep.gateway.body_inspection import NOTHING_READ, BodySummary, wants_stream
-from skep.gateway.context_errors import CODE as CONTEXT_EXCEEDED
-from skep.gateway.context_errors import STATUS as CONTEXT_STATUS
-from skep.gateway.context_errors import STATUSES as CONTEXT_STATUSES
+from skep.gateway.context_errors import ENGINE_STATUSES as CONTEXT_STATUSES
+from skep.gateway.context_errors import ERROR_CODE as CONTEXT_EXCEEDED
+from skep.gateway.context_errors import ERROR_STATUS as CONTEXT_STATUS
 from skep.gateway.context_errors import context_exceeded, in_clients_words
 from skep.gateway.error_format import (
     ERRORS,
@@ -578,9 +578,9 @@ class Exchange:
     def tokens(self) -> Tokens:
         """Return how many tokens the answer says it has."""
         if self.outcome not in ("answered", "broken", "hung_up"):
-            return UNKNOWN
+            return NO_COUNTS
         if not self._tail and not self._whole:
-            return UNKNOWN
+            return NO_COUNTS
         return tokens_of(self._first or self._whole, self._last_pieces(), streamed=self.streamed)
 
     def _last_pieces(self) -> list[bytes]:

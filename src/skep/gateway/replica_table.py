@@ -23,7 +23,7 @@ CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
 # To read such a prompt again takes longer than to wait among a few more answers.
 LONG_PROMPT_BYTES = 16_384
 # Conversations: at 1,000 slots, 64 a slot whose agent thinks while others are answered.
-REMEMBERED = 65_536
+AFFINITIES_KEPT = 65_536
 _PRIME = (1 << 61) - 1
 
 
@@ -38,7 +38,7 @@ def load(replica: GatewayReplica) -> tuple[float, int]:
 class ConversationAffinity:
     """Where conversations live. Bounded: the one not heard of longest is forgotten."""
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, remembered: int = AFFINITIES_KEPT) -> None:
         self._affinity: OrderedDict[int, str] = OrderedDict()
         self._remembered = remembered
 

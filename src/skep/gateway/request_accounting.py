@@ -19,13 +19,13 @@ from skep.wire.prometheus import Counter, Gauge, Histogram, Metric, metrics_text
 from skep.wire.server_request import ServerRequest
 
 NO_REPLICA = ""  # the replica of a request that reached none
-NORMAL = Priority.NORMAL.label
+NORMAL_CLASS = Priority.NORMAL.label
 UNKNOWN_MODEL = "unknown"  # in metrics: names that clients made up are no labels
-UNSETTLED = 500  # exchanges put aside at most
+MOST_UNSETTLED = 500  # exchanges put aside at most
 # What those are told who may not call.
 UNIDENTIFIED = frozenset(("invalid_api_key", "origin_refused", "host_refused"))
 
-SECONDS = (
+SECOND_BUCKETS = (
     0.005,
     0.01,
     0.025,
@@ -43,7 +43,22 @@ SECONDS = (
     300.0,
     900.0,
 )
-RATES = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
+RATE_BUCKETS = (
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    50.0,
+    75.0,
+    100.0,
+    150.0,
+    200.0,
+    300.0,
+    500.0,
+    1000.0,
+)
 
 
 class Metrics:
@@ -61,16 +76,16 @@ class Metrics:
             "skep_retries_total", "Requests sent again to this replica.", ("model", "replica")
         )
         self.queue_wait = Histogram(
-            "skep_queue_wait_seconds", "Seconds from arrival to slot.", by_class, SECONDS
+            "skep_queue_wait_seconds", "Seconds from arrival to slot.", by_class, SECOND_BUCKETS
         )
         self.ttft = Histogram(
             "skep_ttft_seconds",
             "Seconds from arrival to the first body byte.",
             by_replica,
-            SECONDS,
+            SECOND_BUCKETS,
         )
         self.duration = Histogram(
-            "skep_request_seconds", "Seconds from arrival to the end.", by_replica, SECONDS
+            "skep_request_seconds", "Seconds from arrival to the end.", by_replica, SECOND_BUCKETS
         )
         self.prompt_tokens = Counter(
             "skep_prompt_tokens_total", "Prompt tokens, as engines report them.", by_replica
@@ -100,7 +115,7 @@ class Metrics:
             "skep_output_tokens_per_second",
             "Speed of a streamed answer after its first byte.",
             by_replica,
-            RATES,
+            RATE_BUCKETS,
         )
         self.unknown_tokens = Counter(
             "skep_answers_without_usage_total", "Answers without a token count.", by_replica
@@ -146,7 +161,7 @@ class RequestAccounting:
 
     def ended(self, exchange: Exchange, now: float) -> None:
         self._unsettled.append((exchange, now))
-        if len(self._unsettled) > UNSETTLED:
+        if len(self._unsettled) > MOST_UNSETTLED:
             self.settle()
 
     def settle(self, limit: int | None = None) -> bool:
@@ -172,7 +187,7 @@ class RequestAccounting:
         row = unserved_row(
             request_id,
             request,
-            NORMAL,
+            NORMAL_CLASS,
             arrived_at=time.time(),
             outcome="refused",
             status=status,

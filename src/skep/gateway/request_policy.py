@@ -29,14 +29,14 @@ _POLICY = tomllib.loads(Path(__file__).with_name("policy.toml").read_text(encodi
 LIGHT, FOR_CLIENTS, STREAM_PATHS = (
     frozenset(_POLICY["paths"][name]) for name in ("light", "for_clients", "streams")
 )
-ADMIN = tuple(_POLICY["paths"]["admin"])
+ADMIN_PATHS = tuple(_POLICY["paths"]["admin"])
 COMMENT_PATHS = frozenset(_POLICY["paths"]["comments"])
 LATE_COMMENT_PATHS = frozenset(_POLICY["paths"]["late_comments"])
 CONTEXT_PATHS = frozenset(_POLICY["paths"]["context"])
 
 RESPONSES = "/v1/responses/"  # what is stored of one, and its end
 # Engines differ in what they make of these.
-AMBIGUOUS = re.compile(r"\.\.|/\.(?:/|$)|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)
+AMBIGUOUS_PATH = re.compile(r"\.\.|/\.(?:/|$)|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)
 BATCH_FLOW = "batch"  # of batches without a key
 AMBIGUOUS_NAMES = "`.` and `..` as parts, `//`, `;`, backslashes and their %-forms"
 
@@ -120,12 +120,12 @@ def require_path(method: bytes, path: str) -> None:
     """Raise RequestRefused for a path that engines may read in several ways, and for one that only
     the owner of an engine may ask for.
     """
-    if AMBIGUOUS.search(path):
+    if AMBIGUOUS_PATH.search(path):
         message = f"the path {path} is ambiguous; write it without {AMBIGUOUS_NAMES}"
         raise RequestRefused("bad_request", message)
     plain = unquote(path).lower()  # however it is written: `/%73lots` is `/slots`
     changes_props = plain.startswith("/props") and method not in (b"GET", b"HEAD")
-    if changes_props or plain.startswith(ADMIN):
+    if changes_props or plain.startswith(ADMIN_PATHS):
         raise owners_path(path)
 
 

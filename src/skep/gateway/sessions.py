@@ -24,8 +24,8 @@ MOVED = "moved"
 EVICTED = "evicted"
 RESTARTED = "restarted"
 CHANGED = "changed"
-REMEMBERED = 4096  # conversations; the one with the oldest last turn is forgotten first
-PAUSES = 64  # of a conversation, the last ones: for their median
+CONVERSATIONS_KEPT = 4096  # conversations; the one with the oldest last turn is forgotten first
+PAUSES_KEPT = 64  # of a conversation, the last ones: for their median
 # Tokens that a cache may lack before a turn is cold: engines cache whole blocks.
 ALLOWED_TOKENS = 1024
 ALLOWED_SHARE = 0.1
@@ -78,7 +78,7 @@ class Coldness(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, remembered: int = CONVERSATIONS_KEPT) -> None:
         self._remembered = remembered
         self._conversations: OrderedDict[ConversationKey, Conversation] = OrderedDict()
         self._latest: dict[ConversationKey, int] = {}  # by model and session: its conversation
@@ -120,7 +120,7 @@ class Sessions:
         if conversation is None:
             begun_at = turn.seen_at - (turn.ended_at - turn.arrived_at)
             conversation = Conversation(
-                turn.request.session, begun_at, turn, deque(maxlen=PAUSES), Counter()
+                turn.request.session, begun_at, turn, deque(maxlen=PAUSES_KEPT), Counter()
             )
             conversation.turns = self._earlier_turns.pop((turn.model, digest_text(key[1])), 0)
         self._conversations[key] = conversation

@@ -17,11 +17,11 @@ import msgspec
 
 from skep import __version__
 
-STORED = Path(__file__).with_name("first_answers.json")
+STORED_ANSWERS = Path(__file__).with_name("first_answers.json")
 VERSION_MARK = "@VERSION@"  # stands for skep's version in the stored answers
 # what a request of the protocol without a handshake says of its client
-META = "io.modelcontextprotocol/"
-REPLAYED = "skep-opening"  # the id of an `initialize` that has been answered already
+META_PREFIX = "io.modelcontextprotocol/"
+REPLAYED_ID = "skep-opening"  # the id of an `initialize` that has been answered already
 READ_BYTES = 1 << 16
 MOST_LINE_MIB = 64  # a line is held in memory, and longer than that it is a mistake
 TOO_LONG = {
@@ -53,7 +53,7 @@ class McpRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_first_answers() -> FirstAnswers:
-    text = STORED.read_text(encoding="utf-8").replace(VERSION_MARK, __version__)
+    text = STORED_ANSWERS.read_text(encoding="utf-8").replace(VERSION_MARK, __version__)
     return msgspec.json.decode(text, type=FirstAnswers)
 
 
@@ -74,7 +74,7 @@ class Doorman:
         """
         lines: list[dict[str, Any]] = []
         if self._initialize is not None:
-            lines.append({"id": REPLAYED, "method": "initialize", "params": self._initialize})
+            lines.append({"id": REPLAYED_ID, "method": "initialize", "params": self._initialize})
         if self._initialized:
             lines.append({"method": "notifications/initialized"})
         return [msgspec.json.encode({"jsonrpc": "2.0", **line}) for line in lines]
@@ -116,9 +116,15 @@ class Doorman:
     def _is_stateless(self, meta: Any) -> bool:
         if not isinstance(meta, dict):
             return False
-        named = (meta.get(f"{META}clientInfo"), meta.get(f"{META}clientCapabilities"))
+        named = (
+            meta.get(f"{META_PREFIX}clientInfo"),
+            meta.get(f"{META_PREFIX}clientCapabilities"),
+        )
         has_client = all(isinstance(part, dict) for part in named)
-        return has_client and meta.get(f"{META}protocolVersion") == self._stored.stateless_version
+        return (
+            has_client
+            and meta.get(f"{META_PREFIX}protocolVersion") == self._stored.stateless_version
+        )
 
     def _begin(self, params: dict[str, Any]) -> msgspec.Raw | None:
         named = (params.get("clientInfo"), params.get("capabilities"))

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 
 from skep import __version__
 from skep.errors import SkepError
-from skep.mcp_server.first_answers import REPLAYED, ClientWire
+from skep.mcp_server.first_answers import REPLAYED_ID, ClientWire
 from skep.mcp_server.read_tools import ReadTools, ServerContext
 from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 
@@ -143,7 +143,7 @@ def compact_schema(schema: Any) -> Any:
 
 
 # What a client that went away in the middle of a call leaves behind: nobody reads on.
-GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
+CONNECTION_LOST = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 def make_server(place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S) -> MCPServer[Any]:
@@ -201,7 +201,7 @@ class ClientReplies:
         self._lines = lines
 
     async def write(self, text: str) -> None:
-        if not self._lines.opened.is_set() and json.loads(text).get("id") == REPLAYED:
+        if not self._lines.opened.is_set() and json.loads(text).get("id") == REPLAYED_ID:
             self._lines.opened.set()
             return
         await to_thread.run_sync(self._wire.send, text.encode("utf-8", "surrogatepass"))
@@ -233,7 +233,7 @@ def serve_stdio(
     try:
         anyio.run(serve, make_server(place), lines, ClientReplies(wire, lines))
     except BaseExceptionGroup as group:
-        if group.split(GONE)[1] is not None:
+        if group.split(CONNECTION_LOST)[1] is not None:
             raise
     sys.stderr.flush()
     os._exit(0)

@@ -99,7 +99,7 @@ def judge_findings(
     return opened, closed
 
 
-LATE = 3  # a single run says little, the median of three a good deal more
+RUNS_IN_MEDIAN = 3  # a single run says little, the median of three a good deal more
 BASELINE_S = 7 * DAY_S
 MIN_BASELINE = 24
 NOISE_SIGMAS = 3.0  # of the baseline's runs; see docs/watch.md for what it does to false alarms
@@ -153,8 +153,8 @@ def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFin
     three are no rarity where runs differ much.
     """
     quiet = [point for point in points if not point.busy]
-    lately = [point.value for point in quiet[-LATE:]]
-    edge = quiet[-LATE].at if len(quiet) > LATE else 0.0
+    lately = [point.value for point in quiet[-RUNS_IN_MEDIAN:]]
+    edge = quiet[-RUNS_IN_MEDIAN].at if len(quiet) > RUNS_IN_MEDIAN else 0.0
     before = [point.value for point in quiet if edge - BASELINE_S <= point.at < edge]
     if len(before) < MIN_BASELINE or min(*lately, *before) <= 0:
         return None
@@ -180,8 +180,8 @@ def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFin
 def first_token(
     key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float
 ) -> RuleFinding | None:
-    quiet = [point.value for point in points if not point.busy][-LATE:]
-    if len(quiet) < LATE:
+    quiet = [point.value for point in points if not point.busy][-RUNS_IN_MEDIAN:]
+    if len(quiet) < RUNS_IN_MEDIAN:
         return None
     late = median(quiet)
     ttft = format_seconds(late / 1000)

@@ -15,7 +15,7 @@ from skep.monitor.store import SeriesStore
 from skep.stats.versus import Judgement
 from skep.units import milliseconds
 
-MATTERS = 1.25  # so many times slower, and it is reported unasked
+REPORTED_SLOWDOWN = 1.25  # so many times slower, and it is reported unasked
 
 
 class ColdStart(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class ColdStart(msgspec.Struct, frozen=True):
         factors = [self.cold_ttft_ms / self.hot_ttft_ms]
         if self.hot_tok_s and self.cold_tok_s:
             factors.append(self.hot_tok_s / self.cold_tok_s)
-        return self.is_slower and max(factors) >= MATTERS
+        return self.is_slower and max(factors) >= REPORTED_SLOWDOWN
 
     @property
     def sentence(self) -> str:

@@ -395,7 +395,7 @@ AROUND_S = 7 * DAY_S
 _BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)
 LONGEST_NOTE = 500  # characters
 _NOTES_TOLD = 3
-ALIKE = 1.25  # lengths that differ by more make another load
+SAME_LOAD_RATIO = 1.25  # lengths that differ by more make another load
 
 
 class TargetComparisonRow(msgspec.Struct, frozen=True):
@@ -513,7 +513,7 @@ def _same_lengths(series: SeriesStore, shape: ProbeShape, a: str, b: str) -> boo
         (target_a.prompt_tokens, target_b.prompt_tokens),
         (getattr(target_a, name), getattr(target_b, name)),
     ]
-    return all(max(pair) <= ALIKE * min(pair) for pair in pairs)
+    return all(max(pair) <= SAME_LOAD_RATIO * min(pair) for pair in pairs)
 
 
 def around_event(series: SeriesStore, event: MonitorEvent, key: SeriesKey) -> dict[str, Any]:

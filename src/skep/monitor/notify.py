@@ -24,7 +24,7 @@ from skep.monitor.records import Alert, AlertRule
 from skep.monitor.status import alert_document
 from skep.units import format_seconds, one_line
 from skep.wire.client import WireFailure, fetch_once
-from skep.wire.openai import KINDS
+from skep.wire.openai import KINDS_OF_ERRORS
 
 MAX_TEXT = 1000
 MIN_SECRET = 4  # a shorter one would be found inside of words
@@ -253,7 +253,7 @@ class Webhook:
                 why = "its certificate is not trusted"
             else:
                 why = failure.kind
-            return f"{hook}: {KINDS[why][1] if why in KINDS else why}"
+            return f"{hook}: {KINDS_OF_ERRORS[why][1] if why in KINDS_OF_ERRORS else why}"
         except (OSError, ValueError) as failure:
             return f"{hook}: {type(failure).__name__}"
         if 200 <= answer.status < 300:

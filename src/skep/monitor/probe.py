@@ -52,7 +52,7 @@ from skep.workload.filling import CHARS_PER_PIECE
 from skep.workload.prompts import FEWEST_PIECES, Prompt, TokenCalibration, coding_prompts
 
 ASK_S = 5.0
-LOOKS = 5  # after the last request: an engine may need a moment to let go of its slot
+LOOKS_AT_SLOTS = 5  # after the last request: an engine may need a moment to let go of its slot
 BETWEEN_LOOKS_S = 0.1
 # Output tokens beyond the probe's own, more than these and a twentieth, are somebody else's.
 TOKENS_OF_CHANCE = 8
@@ -95,7 +95,7 @@ async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
 
 async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """Read the load after the probe's own requests, whose slots may take a moment to be freed."""
-    for _ in range(LOOKS - 1):
+    for _ in range(LOOKS_AT_SLOTS - 1):
         load = await read_load(pool, headers)
         if not (load.running or load.waiting):
             return load
@@ -158,7 +158,7 @@ def fresh_prompt(rng: Random, tokens: int) -> Prompt:
     return next(coding_prompts(rng, tokens=max(tokens, fewest)))
 
 
-HERE = "here"
+THIS_MACHINE = "here"
 BEGAN_AT = "process_began_at"  # in a probe's `host`
 
 
@@ -169,13 +169,13 @@ def machine_of(url: str) -> str:
     except UserError:
         return url  # its probe will fail with this error
     if host in ("localhost", "") or host.endswith(".localhost"):
-        return HERE
+        return THIS_MACHINE
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host
     if address.is_loopback or address.is_unspecified:
-        return HERE
+        return THIS_MACHINE
     return host
 
 
@@ -211,7 +211,7 @@ async def read_versions(
 
 
 FIND_S = 10.0  # to learn which models it serves
-WHOLE = 2.0  # a probe takes at most so many times a request's timeout
+TIMEOUTS_A_PROBE = 2.0  # a probe takes at most so many times a request's timeout
 FEWEST_TOKENS = 8  # of an answer: fewer have no speed
 FEWEST_READS = 4  # of an answer: one that a proxy held back and sent at once has no speed for us
 
@@ -244,7 +244,7 @@ async def probe_target(
     began_s = time.monotonic()
     fault: ProbeFault | None = None
     probe_run = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)))
-    whole_s = FIND_S + WHOLE * target.timeout_s
+    whole_s = FIND_S + TIMEOUTS_A_PROBE * target.timeout_s
     try:
         if target.key_env and not key:
             raise ProbeFault("auth", f"the variable `{target.key_env}` with its key is not set")
@@ -317,7 +317,7 @@ class _ProbeRun:
         self._fixed_output = _knows_fixed_output(endpoint) or target.kind != "endpoint"
         nvidia = None
         meter = None
-        if machine_of(target.url) == HERE:
+        if machine_of(target.url) == THIS_MACHINE:
             nvidia = await asyncio.to_thread(read_gpus)
             meter = await asyncio.to_thread(open_power)
         pool = Pool(endpoint.origin, max_idle=max(4, target.concurrency))

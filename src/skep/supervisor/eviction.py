@@ -23,24 +23,24 @@ from skep.config.gateway_messages import ModelUsage
 from skep.engines.base import Launch
 from skep.units import format_bytes
 
-# A *place* is what models take room of: a card, the system memory, or `COUNT`.
-UNLISTED = "the cards"  # stands for all cards, where they are not known
-WHOLE = 1 << 60  # bytes of a place whose size is not known
-COUNT = "models"  # a place with room for `max_loaded` models
+# A *place* is what models take room of: a card, the system memory, or `MODEL_COUNT`.
+ALL_CARDS = "the cards"  # stands for all cards, where they are not known
+WHOLE_PLACE_BYTES = 1 << 60  # bytes of a place whose size is not known
+MODEL_COUNT = "models"  # a place with room for `max_loaded` models
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
     """One model with all its replicas, which are loaded and unloaded together."""
 
     model: str
-    room: Mapping[str, int] = {}  # bytes it takes of each place; WHOLE: all that is there
+    room: Mapping[str, int] = {}  # bytes it takes of each place; `WHOLE_PLACE_BYTES`: all of it
     on_demand: bool = True
     pinned: bool = False
     idle_unload_s: float | None = None
 
     @property
     def needs(self) -> dict[str, int]:
-        return {**self.room, COUNT: 1}
+        return {**self.room, MODEL_COUNT: 1}
 
 
 class MemoryBudget(msgspec.Struct, frozen=True):
@@ -53,9 +53,9 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     pause_s: float = 5.0  # one that was used is idle after so long: agents think meanwhile
 
     def limit(self, place: str) -> float:
-        if place == COUNT:
+        if place == MODEL_COUNT:
             return self.max_loaded or math.inf
-        return self.room.get(place, WHOLE)
+        return self.room.get(place, WHOLE_PLACE_BYTES)
 
 
 class Residency(Enum):
@@ -107,14 +107,16 @@ def _spec_of(model: str, replicas: list[Launch], machine_room: Mapping[str, int]
 
 def _room_of(replicas: list[Launch], machine_room: Mapping[str, int]) -> dict[str, int]:
     """Add up what the replicas take of each place. One of unknown size takes its cards whole."""
-    every_card = [place for place in machine_room if place.startswith("gpu")] or [UNLISTED]
+    every_card = [place for place in machine_room if place.startswith("gpu")] or [ALL_CARDS]
     room: Counter[str] = Counter()
     for launch in replicas:
         room.update(dict(launch.room))
     for launch in replicas:
         if not launch.room and not kind_of(launch.engine).part_of_skep:
             places = [f"gpu{number}" for number in launch.gpus] or every_card
-            room |= Counter({place: machine_room.get(place, WHOLE) for place in places})
+            room |= Counter(
+                {place: machine_room.get(place, WHOLE_PLACE_BYTES) for place in places}
+            )
     return dict(room)
 
 
@@ -210,7 +212,7 @@ class Eviction:
             return None
         names = ", ".join(f"`{rival.model}`" for rival in pinned)
         limit = self._budget.limit(place)
-        if place == COUNT:
+        if place == MODEL_COUNT:
             return (
                 f"no more than {limit} models may be loaded, and {names} are pinned; raise "
                 "`max_loaded`"

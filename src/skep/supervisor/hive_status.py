@@ -115,7 +115,7 @@ def up_s(pid: int) -> float | None:
 
 # The status over time, for `skep top` and the dashboard
 
-HISTORY = 120  # readings
+READINGS_KEPT = 120  # readings
 WINDOW_S = 10.0  # rates are means over so long
 
 
@@ -183,8 +183,8 @@ class HiveReadings:
         self._ended = Rate()
         self._tokens: dict[str, Rate] = {}  # by replica; "": of all
         self._busy: dict[str, int] = {}  # slots, likewise
-        self.speeds: deque[float | None] = deque(maxlen=HISTORY)
-        self.queued: deque[int | None] = deque(maxlen=HISTORY)
+        self.speeds: deque[float | None] = deque(maxlen=READINGS_KEPT)
+        self.queued: deque[int | None] = deque(maxlen=READINGS_KEPT)
 
     def take(self, status: Status, now: float) -> None:
         """Take a reading. `now` is of a clock that is never set."""

@@ -10,7 +10,7 @@ from enum import Enum
 
 import msgspec
 
-RESTART = "restart requested"
+RESTART_REQUESTED = "restart requested"
 
 
 class ReplicaState(Enum):
@@ -159,7 +159,7 @@ class Lifecycle(Life):
             return None
         ending = self._ending
         self._ending = None
-        if ending == RESTART:
+        if ending == RESTART_REQUESTED:
             self.state = ReplicaState.BACKOFF
             self.due_at = now
             return None
@@ -214,7 +214,7 @@ class Lifecycle(Life):
     def restart(self, now: float) -> ToDo:
         """End the process, whose exit leads to a start; start one that waits or was given up."""
         if self.state in RUNNING:
-            return self._end(RESTART)
+            return self._end(RESTART_REQUESTED)
         if self.state in (ReplicaState.BACKOFF, ReplicaState.FAILED):
             return self._start_again(now)
         return None

@@ -29,7 +29,7 @@ from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
 
 _now = time.monotonic
-DONE = {ReplicaState.READY, ReplicaState.FAILED}  # a start has ended, well or not
+ENDED_STARTS = {ReplicaState.READY, ReplicaState.FAILED}  # a start has ended, well or not
 # How the gateway is told the state of a model; for the residencies not listed: "unloading".
 GATEWAY_STATES = {
     Residency.LOADING: "loading",
@@ -160,7 +160,7 @@ class ModelLoader:
         if states == {ReplicaState.FAILED}:
             why = next((member.life.why for member in members if member.life.why), None)
             return self._eviction.failed(model, why or "it did not start", _now())
-        if state.residency is Residency.LOADING and states and states <= DONE:
+        if state.residency is Residency.LOADING and states and states <= ENDED_STARTS:
             return self._eviction.loaded(model, _now())
         starts_again = states - {ReplicaState.FAILED, ReplicaState.STOPPED}
         if state.residency is Residency.GIVEN_UP and starts_again:

@@ -124,7 +124,7 @@ def gateway_fields(header: bytes | str | None) -> dict[str, str]:
 
 T = TypeVar("T")
 
-HEADS = 512  # kept at most; then all are forgotten
+HEADS_KEPT = 512  # kept at most; then all are forgotten
 HEAD_BYTES = 4096  # longer ones are not kept
 LENGTH_DIGITS = 9
 
@@ -187,7 +187,7 @@ class HeadCache(Generic[T]):
         length = _LENGTH.search(data, 0, end + 2)
         if length is None:
             return
-        if len(self._cached) >= HEADS:
+        if len(self._cached) >= HEADS_KEPT:
             self._cached.clear()
         before = data[: length.start(1)]
         behind = data[length.end(1) : end + 4]

@@ -104,7 +104,7 @@ class SseParser:
 
 
 MAX_ERROR_TEXT = 300
-LARGEST = 2**53  # of a count or a time; what is beyond is nonsense
+LARGEST_NUMBER = 2**53  # of a count or a time; what is beyond is nonsense
 LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
 NANOSECONDS_IN_MS = 1e6
 MAX_WHOLE_BYTES = 16 << 20  # of an answer that is no stream
@@ -530,7 +530,7 @@ def _choices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def count_of(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_NUMBER:
         return value
     return None
 
@@ -544,7 +544,11 @@ def _number(text: bytes | str | None) -> float | None:
 
 def float_of(value: object) -> float | None:
     """Return the value as a float; None for text, NaN and what the store cannot hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= LARGEST:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or abs(value) >= LARGEST_NUMBER
+    ):
         return None
     return float(value) if value == value else None  # noqa: PLR0124 - NaN is not itself
 
@@ -638,9 +642,9 @@ def _visible(text: str) -> str:
 # What can happen to a request, and what is done about it: tried again after which wait, or given
 # up.
 
-REFUSALS = (429, 503)
+REFUSAL_STATUSES = (429, 503)
 # Of a server or what stands before it, not of the request.
-FULL_OR_AWAY = frozenset((*REFUSALS, 502, 504))
+FULL_OR_AWAY = frozenset((*REFUSAL_STATUSES, 502, 504))
 TASKS_OWN = range(400, 500)  # what else a server says about the request itself
 NOT_TASKS_OWN = (404, 408, 409, 425)  # a model that is being exchanged, a proxy's patience
 
@@ -660,7 +664,7 @@ class ErrorKind(Enum):
 
 # The name of an error as it is stored: what it says, in words and for whoever may try again. All
 # others are a TRY, but for `http_NNN`, whose status says it.
-KINDS: Mapping[str, tuple[ErrorKind, str]] = {
+KINDS_OF_ERRORS: Mapping[str, tuple[ErrorKind, str]] = {
     "connect": (ErrorKind.AWAY, "it cannot be reached"),
     "closed": (ErrorKind.BROKEN, "the connection was closed"),
     "cut": (ErrorKind.BROKEN, "the answer was interrupted"),
@@ -675,12 +679,12 @@ def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | No
     if error_kind is None:
         return None
     if not error_kind.startswith("http_") or status is None:
-        if error_kind in KINDS:
-            return KINDS[error_kind][0]
+        if error_kind in KINDS_OF_ERRORS:
+            return KINDS_OF_ERRORS[error_kind][0]
         return ErrorKind.TRY
     if status == 401:
         return ErrorKind.KEY
-    if status in REFUSALS:
+    if status in REFUSAL_STATUSES:
         return ErrorKind.REFUSED
     if status in TASKS_OWN and status not in NOT_TASKS_OWN:
         return ErrorKind.FINAL

@@ -21,9 +21,9 @@ OTHER = "other"
 Labels = tuple[str, ...]
 _Series = tuple[list[int], list[float]]  # counts by bucket, and the sum as the only item
 
-NAMES = 10_000  # of samples that are read from one text
-LINES = 100_000
-BRACES = 100_000  # of what a server says of its slots, prompts included
+MOST_NAMES = 10_000  # of samples that are read from one text
+MOST_LINES = 100_000
+MOST_BRACES = 100_000  # of what a server says of its slots, prompts included
 # No part can give back what it matched, so that a line that does not fit is left after one look.
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
 _LABELS = r'\{(?>(?:[^"}\n]++|"(?>(?:[^"\\\n]++|\\.)*)")*)\}'
@@ -161,7 +161,9 @@ def count_busy(slots: str) -> int | None:
     """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list of
     them.
     """
-    if slots.count("{") > BRACES:  # it would take long, and no other thread gets a turn meanwhile
+    if (
+        slots.count("{") > MOST_BRACES
+    ):  # it would take long, and no other thread gets a turn meanwhile
         return None
     try:
         return sum(1 for slot in _SLOTS.decode(slots) if slot.is_processing)
@@ -172,12 +174,12 @@ def count_busy(slots: str) -> int | None:
 def parse_metrics(text: str) -> dict[str, float]:
     """Return every sample by its name, summed over its labels; empty where it is no such text."""
     sums: dict[str, float] = {}
-    for start, end in islice(_line_spans(text), LINES):
+    for start, end in islice(_line_spans(text), MOST_LINES):
         sample = _LINE.match(text, start, end)
         if sample is None:
             continue
         name, value = sample.groups()
-        if name not in sums and len(sums) >= NAMES:
+        if name not in sums and len(sums) >= MOST_NAMES:
             continue
         with suppress(ValueError):
             sums[name] = sums.get(name, 0.0) + float(value)
@@ -203,7 +205,7 @@ def label_samples(text: str, replica: str) -> str:
     """
     label = f'replica="{_escaped(replica)}"'
     labelled = []
-    for start, end in islice(_line_spans(text), LINES):
+    for start, end in islice(_line_spans(text), MOST_LINES):
         if start == end or text[start] == "#":
             continue
         sample = _SAMPLE.match(text, start, end)

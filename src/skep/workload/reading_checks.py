@@ -188,8 +188,9 @@ def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
         share = DECIMAL_CONTEXT.divide(stated.value, Decimal(100))
         candidates.append(share)
     is_number = not stated.value.is_nan()  # `0/0` is none
-    differences = [DECIMAL_CONTEXT.subtract(candidate, value) for candidate in candidates]
-    misses = [DECIMAL_CONTEXT.abs(difference) for difference in differences]
+    misses = [
+        DECIMAL_CONTEXT.abs(DECIMAL_CONTEXT.subtract(candidate, value)) for candidate in candidates
+    ]
     if is_number and any(DECIMAL_CONTEXT.compare(miss, tolerance) <= 0 for miss in misses):
         return True, said
     return False, f"{said}, {unlike}"

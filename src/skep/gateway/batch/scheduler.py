@@ -22,10 +22,10 @@ import msgspec
 from skep.gateway.answer_tokens import tokens_of
 from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
 from skep.units import MIB
-from skep.wire.openai import FULL_OR_AWAY, REFUSALS, json_object
+from skep.wire.openai import FULL_OR_AWAY, REFUSAL_STATUSES, json_object
 
 # The gateway's codes where a replica had the request, and gave no answer.
-COSTLY = frozenset(("replica_lost", "replica_timeout"))
+COSTLY_ERRORS = frozenset(("replica_lost", "replica_timeout"))
 MOST_COSTLY = 5  # such answers, or broken ones, of one request
 # Deaths of the gateway while one request was under way.
 ALONE_FROM = 3
@@ -136,7 +136,7 @@ class BatchSchedule:
     def answered(self, index: int, answer: BatchAnswer, now: float) -> bool:
         """Return whether it is final. If not, the request comes again."""
         times, costly = self._tried.get(index, (0, 0))
-        costly += answer.status is None or _code_of(answer.body) in COSTLY
+        costly += answer.status is None or _code_of(answer.body) in COSTLY_ERRORS
         self._tried[index] = times + 1, costly
         if answer.status not in _NO_ANSWER or answer.fault or costly >= MOST_COSTLY:
             del self.out[index], self._tried[index]
@@ -146,7 +146,7 @@ class BatchSchedule:
             LONGEST_PAUSE_S,
             max(FIRST_PAUSE_S * 2.0 ** min(times, 10), answer.retry_after_s or 0.0),
         )
-        if answer.status in REFUSALS:
+        if answer.status in REFUSAL_STATUSES:
             self._held_until = max(self._held_until, now + pause_s)
         self.take_back(index, now + pause_s)
         return False

@@ -37,15 +37,15 @@ class BatchStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        return self in FINAL
+        return self in FINAL_STATUSES
 
 
-FINAL = frozenset(
+FINAL_STATUSES = frozenset(
     (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 )
 _ENDED = (
     "SELECT batch_id FROM batch_events WHERE status IN "  # noqa: S608
-    f"({', '.join(repr(status.value) for status in sorted(FINAL))})"
+    f"({', '.join(repr(status.value) for status in sorted(FINAL_STATUSES))})"
 )
 _FIRST_STAYS = "ON CONFLICT DO NOTHING"
 _SQL = queries("skep.gateway.batch")
