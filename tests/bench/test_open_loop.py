@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sample_rows import HOST, tasks
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_shapes import RARELY, garbage_kept, watch_client
+from skep.bench.load_shapes import RARE_GC_THRESHOLDS, garbage_kept, watch_client
 from skep.bench.open_loop import ARRIVALS, OpenPlan, arrivals_of, run_open, tasks_of
 from skep.bench.session import Identity, LoadGenerator, Recording
 from skep.bench.sweep import SweepPlan, run_sweep
@@ -300,7 +300,7 @@ async def test_what_is_drawn_before_the_first_request_is_not_counted(engine, sto
             3, 0, [replace(task, level=3) for task in tasks(4)], 3, lambda _: None
         )
         await driver.close()
-    assert meter.seen == (RARELY, "3 idle>")
+    assert meter.seen == (RARE_GC_THRESHOLDS, "3 idle>")
     assert meter.began_s <= writing.origin_s + min(row.started_s for row in rows)
     assert writing.origin_s + max(row.ended_s for row in rows) <= meter.ended_s
 

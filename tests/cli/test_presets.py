@@ -9,7 +9,7 @@ from in_process import call, refused
 
 from skep.catalog.presets import Published
 from skep.config.presets import presets_folder, shipped_presets
-from skep.report.catalog import IN_DOCS, LIST
+from skep.report.catalog import IN_DOCS, PRESET_COLUMNS
 from skep.report.columns import markdown_table, record_lines
 
 NAME = "qwen3.6-27b-2x3090-replicas"
@@ -57,10 +57,10 @@ def test_the_list_has_every_preset_with_its_best_figure_in_80_columns():
     assert "225 tok/s at C=4" in line
     assert "(own)" not in line
     presets = list(shipped_presets().values())
-    narrow = record_lines(LIST, presets, 80)
+    narrow = record_lines(PRESET_COLUMNS, presets, 80)
     assert narrow[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
     assert all(len(line) <= 80 for line in narrow)
-    assert "SOURCE" in record_lines(LIST, presets, 400)[0]
+    assert "SOURCE" in record_lines(PRESET_COLUMNS, presets, 400)[0]
 
 
 def test_the_list_as_json_has_exactly_its_keys_and_the_page_the_list_of_the_files():

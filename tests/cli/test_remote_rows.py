@@ -10,7 +10,7 @@ from in_process import call
 from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
 from skep.report.columns import print_records
-from skep.report.hive_text import HIVE
+from skep.report.hive_text import HIVE_COLUMNS
 from skep.supervisor.main import StartReporter
 
 ROW = {
@@ -26,12 +26,14 @@ ROW = {
 
 def test_nodes_are_a_column_where_there_are_any(capsys):
     remote_row = {**ROW, "restarts": 0, "why": None, "node": "node-7"}
-    print_records(HIVE, [remote_row, {**ROW, "name": "gateway", "restarts": 0, "why": None}])
+    print_records(
+        HIVE_COLUMNS, [remote_row, {**ROW, "name": "gateway", "restarts": 0, "why": None}]
+    )
     title, replica, gateway = capsys.readouterr().out.splitlines()
     assert title.split()[:3] == ["NAME", "NODE", "STATE"]
     assert replica.split()[:3] == ["m-0", "node-7", "ready"]
     assert gateway.split()[:3] == ["gateway", "–", "ready"]
-    print_records(HIVE, [{**remote_row, "node": None}])
+    print_records(HIVE_COLUMNS, [{**remote_row, "node": None}])
     assert "NODE" not in capsys.readouterr().out
 
 

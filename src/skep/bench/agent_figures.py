@@ -23,7 +23,7 @@ from skep.units import Interval, known
 
 CONVERSATIONS = "conversations"  # the fact that says what was planned
 SESSION_SEARCH = "session search"  # the fact that says where a search for the cliff stopped
-LEFT_POINTS = 0.10  # so far below the possible hit rate a level is past the cliff
+CLIFF_HIT_LOSS = 0.10  # so far below the possible hit rate a level is past the cliff
 WARM_SHARE = 0.90  # of the hits that were possible: with so many a session is warm
 Item = TypeVar("Item")
 Key = tuple[int, int]  # a level and which of its runs
@@ -305,13 +305,13 @@ def _cliff_of_hits(levels: Sequence[AgentLevel]) -> SessionCliff | None:
     surely did not.
     """
     usable = [level for level in levels if level.lost_hits is not None and not level.limited]
-    far = next((level for level in usable if _lost(level).low > LEFT_POINTS), None)
+    far = next((level for level in usable if _lost(level).low > CLIFF_HIT_LOSS), None)
     if far is None:
         return None
     smaller = [level for level in usable if level.sessions < far.sessions]
-    if not any(_lost(level).high < LEFT_POINTS for level in smaller):
+    if not any(_lost(level).high < CLIFF_HIT_LOSS for level in smaller):
         return None
-    near = [level.sessions for level in smaller if _lost(level).estimate < LEFT_POINTS]
+    near = [level.sessions for level in smaller if _lost(level).estimate < CLIFF_HIT_LOSS]
     return SessionCliff(max(near), far.sessions, "hits", 100 * _lost(far).estimate)
 
 

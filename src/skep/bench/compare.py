@@ -26,7 +26,7 @@ from skep.bench.metrics import (
     ttft_values,
 )
 from skep.bench.session import Identity, Recording, SessionProgress
-from skep.bench.stored_run import AGENTS, MIXED, OF_A_TUNING, QUALITY, TIMED
+from skep.bench.stored_run import AGENTS, MIXED, OF_A_TUNING, QUALITY, TIMED_KINDS
 from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import HostFacts
@@ -145,7 +145,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
         if run.kind == QUALITY:
             hint = f"`skep runs report {run.id}` shows what was judged"
             raise UserError(f"`{run.id}` ({run.kind}) measures answers, not speed", hint=hint)
-    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED, MIXED, AGENTS}:
+    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED_KINDS, MIXED, AGENTS}:
         raise UserError(
             f"`{a.id}` is a {a.kind} run, `{b.id}` a {b.kind} run", hint="compare runs of one kind"
         )

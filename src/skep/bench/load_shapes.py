@@ -23,7 +23,7 @@ from skep.workload.prompts import ConversationScript
 
 SAMPLE_EVERY_S = 0.02
 FEW_SAMPLES = 200
-RARELY = (200_000, 50, 1000)
+RARE_GC_THRESHOLDS = (200_000, 50, 1000)
 OnRow = Callable[[Request], None]
 Load = Callable[[Sender, OnRow], Awaitable[None]]
 Conversation = tuple[BenchTask, ConversationScript]  # the task of its first turn, without messages
@@ -167,7 +167,7 @@ def garbage_kept() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     # A collection over a million times and texts takes tens of milliseconds.
-    gc.set_threshold(*RARELY)
+    gc.set_threshold(*RARE_GC_THRESHOLDS)
     try:
         yield
     finally:

@@ -200,9 +200,9 @@ class SweepSummary(msgspec.Struct, frozen=True):
     search: SearchEnd | None = None  # of a run that found its levels itself
 
 
-FULL = 0.95  # of C in flight: the plateau
+PLATEAU_SHARE = 0.95  # of C in flight: the plateau
 CHANGING_S = 0.005  # so long after the end of a request the level still counts as full
-TOLERATED = 0.05  # of the engine's figure
+ENGINE_TOLERANCE = 0.05  # of the engine's figure
 TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machine take some
 Key = tuple[int, int]  # a level and which of its runs
 
@@ -248,7 +248,7 @@ def full_spans(rows: Iterable[Request], concurrency: int) -> list[tuple[float, f
     since = None
     for at, change in steps:
         in_flight += change
-        if in_flight >= FULL * concurrency:
+        if in_flight >= PLATEAU_SHARE * concurrency:
             if since is None:
                 since = at
         elif since is not None:
@@ -367,7 +367,7 @@ def _decode(rows: Sequence[Request]) -> Disagreement | None:
 
 
 def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Disagreement | None:
-    if abs(client - engine) <= TOLERATED * engine:
+    if abs(client - engine) <= ENGINE_TOLERANCE * engine:
         return None
     events = sum(len(row.arrivals_s) for row in rows)
     if client >= engine:
@@ -404,7 +404,7 @@ def _first_token_verdict(
     `queued`: in the gateway, `inside`: in the engine's own queue, all in milliseconds.
     """
     ahead = client - engine
-    if abs(ahead) <= max(TOLERATED_MS, TOLERATED * engine):
+    if abs(ahead) <= max(TOLERATED_MS, ENGINE_TOLERANCE * engine):
         return None
     if ahead < 0:
         cause = (
@@ -432,7 +432,8 @@ def _tokens(rows: Sequence[Request]) -> Disagreement | None:
     ]
     client = sum(row.output_tokens or 0 for row in counted)
     engine = sum(row.engine.output_tokens or 0 for row in counted)
-    tolerated = max(len(counted), TOLERATED * engine)  # some count the end token, some do not
+    # One token of each answer: some count the end token, some do not.
+    tolerated = max(len(counted), ENGINE_TOLERANCE * engine)
     if not counted or abs(client - engine) <= tolerated:
         return None
     return Disagreement(Clock.TOKENS, client, engine, "`usage` and the engine's own count differ")

@@ -16,11 +16,11 @@ from skep.store.records import ClientSample, Request, RunState, StoredRun
 
 IMPORTED = "imported"  # in old stores: what another tool measured
 # Their levels are no concurrencies; the last two are in old stores only.
-TIMED = ("open", "classes", "replay")
+TIMED_KINDS = ("open", "classes", "replay")
 MIXED = "mixed"
 QUALITY = "quality"
 AGENTS = "agents"  # their levels are sessions held at once
-JUDGED = (MIXED, QUALITY)  # their answers have verdicts
+JUDGED_KINDS = (MIXED, QUALITY)  # their answers have verdicts
 TUNE = "tune"  # one start of one configuration at one concurrency
 # The answers of one configuration, judged for a tuning: no measure of speed.
 TUNE_QUALITY = "tune-quality"
@@ -42,7 +42,7 @@ def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Req
         rows,
         samples,
         facts,
-        closed=run.kind not in TIMED,
+        closed=run.kind not in TIMED_KINDS,
         slo=SloLimits.parse(slo_text) if isinstance(slo_text, str) else None,
         simulated=run.simulated,
         burst=run.config.get("shape") == "burst",

@@ -40,7 +40,7 @@ from skep.units import Interval
 TOLERATED_FAILURES = 0.05
 LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
 CPU_LIMIT = 0.85  # of one core
-SEARCH = "search"  # the fact that says where a search for the knee stopped
+SEARCH_FACT = "search"  # the fact that says where a search for the knee stopped
 FEWEST_TASKS_EACH = 3  # of each agent, in a run that can show a knee or a cliff
 LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 _RunFact = tuple[int, Mapping[str, Any]]  # which run of its level, and what was stored of it
@@ -137,7 +137,7 @@ def summarise(
 
 
 def _search_end(facts: Sequence[LevelFact]) -> SearchEnd | None:
-    ends = [fact.fact for fact in facts if fact.name == SEARCH]
+    ends = [fact.fact for fact in facts if fact.name == SEARCH_FACT]
     if ends:
         return msgspec.convert(ends[-1], SearchEnd)
     return None

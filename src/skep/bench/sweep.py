@@ -19,7 +19,7 @@ from skep.bench.load_shapes import run_conversations
 from skep.bench.metrics import SweepSummary, repeat_of
 from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
 from skep.bench.speedup import SERIAL_SAMPLE, SampledTasks
-from skep.bench.summary import FEWEST_TASKS_EACH, SEARCH
+from skep.bench.summary import FEWEST_TASKS_EACH, SEARCH_FACT
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.host.power import PowerMeter
@@ -35,7 +35,7 @@ FEWEST_TASKS = 6  # of a run, unless asked otherwise
 WARM_UP_AGENTS = 8  # where the levels are not known beforehand
 MOST_AGENTS = 4096  # of one client
 SPARE_FILES = 100  # that are no streams
-OVERRUN = 0.7  # of a run's time must be left for another one of its level
+SPARE_SHARE_OF_RUN = 0.7  # of a run's time must be left for another one of its level
 
 
 class SweepPlan(msgspec.Struct, frozen=True):
@@ -185,7 +185,7 @@ class Sweep:
             await self.run_level(level, within_budget=True)
         if isinstance(self.course, LevelSearch):
             end = self.course.ended()
-            self.recording.add_fact(LevelFact(end.at, 0, SEARCH, msgspec.to_builtins(end)))
+            self.recording.add_fact(LevelFact(end.at, 0, SEARCH_FACT, msgspec.to_builtins(end)))
         if level not in (None, 1):  # the budget has ended it
             await self._close_with_one_agent()
 
@@ -276,7 +276,7 @@ class Sweep:
         last_s = self._durations.get(level)
         if last_s is None:
             return budget_left_s > 0
-        return budget_left_s > OVERRUN * last_s
+        return budget_left_s > SPARE_SHARE_OF_RUN * last_s
 
     def _budget_left(self) -> float | None:
         if self.plan.budget_s is None or self.plan.runs is not None:

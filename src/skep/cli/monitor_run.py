@@ -31,7 +31,12 @@ from skep.monitor.targets import add_target as store_target
 from skep.monitor.targets import moment_of, parse_percent
 from skep.paths import user_paths
 from skep.report.columns import print_records
-from skep.report.hive_text import SAMPLES, TARGETS, comparison_columns, status_columns
+from skep.report.hive_text import (
+    SAMPLE_COLUMNS,
+    TARGET_COLUMNS,
+    comparison_columns,
+    status_columns,
+)
 from skep.report.terminal import day_and_time, note, print_json, print_list
 from skep.store.database import open_store, read_store
 from skep.units import parse_seconds
@@ -112,7 +117,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
         )
     else:
         if samples:
-            print_records(SAMPLES, samples)
+            print_records(SAMPLE_COLUMNS, samples)
         note(
             *describe_probe(probe), *(event.text for event in news if event.at == probe.started_at)
         )
@@ -224,7 +229,7 @@ def list_targets(*, everyone: bool, as_json: bool) -> None:
     none_yet = f"there are no targets; {NOTHING_YET}"
     print_list(
         targets,
-        partial(print_records, TARGETS),
+        partial(print_records, TARGET_COLUMNS),
         msgspec.to_builtins,
         as_json=as_json,
         none_yet=none_yet,

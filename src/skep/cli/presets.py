@@ -31,7 +31,7 @@ def list_presets(
 ) -> None:
     """List presets: setups that somebody measured, with requirements and published figures."""
     from skep.config.presets import read_presets, shipped_presets
-    from skep.report.catalog import LIST, preset_row
+    from skep.report.catalog import PRESET_COLUMNS, preset_row
     from skep.report.columns import print_records
 
     presets = read_presets(_folder())
@@ -42,7 +42,7 @@ def list_presets(
     if as_json:
         print_json([preset_row(preset) for preset in listed])
     else:
-        print_records(LIST, listed)
+        print_records(PRESET_COLUMNS, listed)
     for error in presets.broken:
         note(f"left out: {error.message}")
 

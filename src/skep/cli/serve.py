@@ -197,7 +197,7 @@ def down(
 def ps(as_json: JsonOption = False) -> None:
     """List replicas with their slots, running requests and waiting requests."""
     from skep.report.columns import print_records
-    from skep.report.hive_text import HIVE, check_lines
+    from skep.report.hive_text import HIVE_COLUMNS, check_lines
     from skep.supervisor.control import NotRunning
 
     try:
@@ -209,7 +209,7 @@ def ps(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(rows)
     else:
-        print_records(HIVE, rows)
+        print_records(HIVE_COLUMNS, rows)
         for line in check_lines(rows):
             print(line)  # noqa: T201
 

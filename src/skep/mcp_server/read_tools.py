@@ -141,7 +141,7 @@ class ReadTools:
         """Return the levels, and the id, of the newest finished run of that model whose levels are
         numbers of agents, and which is simulated as the model is.
         """
-        from skep.bench.stored_run import AGENTS, JUDGED, OF_A_TUNING, TIMED
+        from skep.bench.stored_run import AGENTS, JUDGED_KINDS, OF_A_TUNING, TIMED_KINDS
 
         with read_store(self._place.paths.store) as store:
             for run in islice(
@@ -150,7 +150,7 @@ class ReadTools:
                 fits = (
                     run.model == model
                     and run.state is RunState.DONE
-                    and run.kind not in (*TIMED, *JUDGED, AGENTS)
+                    and run.kind not in (*TIMED_KINDS, *JUDGED_KINDS, AGENTS)
                 )
                 if fits and run.simulated == simulated:
                     with contextlib.suppress(SkepError):  # nothing was measured

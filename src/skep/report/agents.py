@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from skep.bench.agent_figures import (
-    LEFT_POINTS,
+    CLIFF_HIT_LOSS,
     AgentLevel,
     AgentsSummary,
     SessionCliff,
@@ -175,7 +175,7 @@ def cliff_sentences(summary: AgentsSummary) -> Iterator[str]:
     first = levels[0] if levels else None
     if first is None:
         return
-    if first.lost_hits is not None and first.lost_hits.low > LEFT_POINTS:
+    if first.lost_hits is not None and first.lost_hits.low > CLIFF_HIT_LOSS:
         points = number(100 * first.lost_hits.estimate, digits=0)
         yield (
             f"with {session_count(first.sessions)} hits lie {points} points below the possible "

@@ -242,7 +242,7 @@ def _best_words(preset: Preset) -> str | None:
     return None
 
 
-LIST: tuple[Column[Preset], ...] = (
+PRESET_COLUMNS: tuple[Column[Preset], ...] = (
     Column(
         "name", "NAME", lambda p: p.name if p.origin == SHIPPED else f"{p.name} (own)", right=False
     ),

@@ -19,12 +19,12 @@ _HEAD: tuple[Column[FormatRow], ...] = (
     _text_column("verdict", "VERDICT", lambda row: row.verdict),
     _text_column("why", "WHY", lambda row: row.why),
 )
-WEIGHTS: tuple[Column[FormatRow], ...] = (
+WEIGHTS_COLUMNS: tuple[Column[FormatRow], ...] = (
     _text_column("title", "WEIGHTS", lambda row: row.title),
     Column("size_gib", "GiB", lambda row: row.size_gib, partial(number, digits=1)),
     *_HEAD,
 )
-KV: tuple[Column[FormatRow], ...] = (
+KV_COLUMNS: tuple[Column[FormatRow], ...] = (
     _text_column("title", "KV", lambda row: row.title),
     Column(
         "size_gib", "MiB/1000 TOKENS", lambda row: row.size_gib * _MIB, partial(number, digits=1)
@@ -40,6 +40,6 @@ def print_formats(answer: FormatAnswer) -> None:
         "planner's"
     )
     print("\nWeight formats, each in its best layout")  # noqa: T201
-    print_records(WEIGHTS, answer.weights)
+    print_records(WEIGHTS_COLUMNS, answer.weights)
     print(f"\nKV cache types, with {answer.first} in its layout")  # noqa: T201
-    print_records(KV, answer.kv)
+    print_records(KV_COLUMNS, answer.kv)

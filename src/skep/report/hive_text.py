@@ -18,7 +18,7 @@ from skep.monitor.schedule import format_interval
 from skep.monitor.status import TargetStatus
 from skep.monitor.targets import runs_of
 from skep.report.columns import Column, as_count, at, plural, print_records, record_lines
-from skep.report.liveview import BETWEEN, Line, Page, bar_cells, sparkline
+from skep.report.liveview import MIDDLING_COLOUR, Line, Page, bar_cells, sparkline
 from skep.report.terminal import note
 from skep.supervisor.hive_status import HiveReadings, ReplicaStatus
 from skep.units import Interval, format_bytes, format_seconds, number, printable
@@ -49,14 +49,14 @@ def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]
     up = ""
     if status.get("up_s") is not None:
         up = f"  up {format_seconds(int(status['up_s']))}"
-    phase = (status["phase"], STYLES.get(status["phase"], BETWEEN))
+    phase = (status["phase"], STYLES.get(status["phase"], MIDDLING_COLOUR))
     title = [
         ("skep  ", "bold"),
         (f"{status['url']}  ", ""),
         phase,
         (f"{up}  pid {status['pid']}", ""),
     ]
-    return [title, *(line for text in remarks for line in page.wrapped(text, BETWEEN))]
+    return [title, *(line for text in remarks for line in page.wrapped(text, MIDDLING_COLOUR))]
 
 
 def _row_remark(row: Mapping[str, Any]) -> str | None:
@@ -158,7 +158,7 @@ def _replicas(readings: HiveReadings, page: Page) -> list[Line]:
     titles, *lines = record_lines(columns, readings.replicas, page.width)
     table: list[Line] = [[(titles, "bold")]]
     for replica, line in zip(readings.replicas, lines, strict=False):
-        style = STYLES.get(replica.state, BETWEEN).replace("green", "")
+        style = STYLES.get(replica.state, MIDDLING_COLOUR).replace("green", "")
         table += [[(line, style)], *page.wrapped(replica.why, style, "  ")]
     return [*table, *([(line, "dim")] for line in lines[len(readings.replicas) :])]
 
@@ -176,7 +176,7 @@ def slot_bar(replica: ReplicaStatus, max_cells: int) -> str:
     return "".join(sign * count for sign, count in zip("█▒·", cells, strict=True))
 
 
-FIGURES = {
+FIGURE_RANKS = {
     "pid": 4,
     "slots": 0,
     "busy": 0,
@@ -191,7 +191,7 @@ def _remarks(row: dict[str, Any]) -> str:
 
 
 # What is shown of a row, with the node it stands on where some stand elsewhere
-HIVE: tuple[Column[dict[str, Any]], ...] = (
+HIVE_COLUMNS: tuple[Column[dict[str, Any]], ...] = (
     Column("name", "NAME", lambda row: row["name"], right=False),
     Column(
         "node", "NODE", lambda row: row.get("node") or None, right=False, rank=1, optional=True
@@ -199,7 +199,7 @@ HIVE: tuple[Column[dict[str, Any]], ...] = (
     Column("state", "STATE", lambda row: row["state"], right=False),
     *(
         Column(key, key.upper(), methodcaller("get", key), rank=rank)
-        for key, rank in FIGURES.items()
+        for key, rank in FIGURE_RANKS.items()
     ),
     Column("url", "URL", lambda row: row["url"] or None, right=False, rank=3),
     Column("note", "NOTE", _remarks, right=False),
@@ -259,7 +259,7 @@ def print_nodes(cluster: dict[str, Any]) -> None:
 
 
 RESTART_GATEWAY = ("address_share", "body_limit", "store_requests", "workers")
-WORDS = {
+RELOAD_WORDS = {
     "added": "started",
     "removed": "stopped after their running requests",
     "changed": "restarted one after the other, after their running requests",
@@ -269,7 +269,7 @@ WORDS = {
 
 def say_reload(answer: dict[str, Any]) -> None:
     note(*(f"warning: {warning}" for warning in answer["warnings"]))
-    for key, words in WORDS.items():
+    for key, words in RELOAD_WORDS.items():
         if answer[key]:
             note(f"{words}: {', '.join(answer[key])}")
     for name in answer["left_out"]:
@@ -278,7 +278,7 @@ def say_reload(answer: dict[str, Any]) -> None:
         else:
             command = "skep down && skep up -d"
         note(f"not applied yet: `{name}`; run `{command}`")
-    if any(answer[key] for key in WORDS):
+    if any(answer[key] for key in RELOAD_WORDS):
         note("settings and keys are reloaded")
     else:
         note("settings and keys are reloaded; replicas are unchanged")
@@ -385,7 +385,7 @@ def to_do_line(findings: Sequence[HostFinding]) -> str:
 _rounded = "{:,.1f}".format
 
 
-TARGETS: tuple[Column[ProbeTarget], ...] = (
+TARGET_COLUMNS: tuple[Column[ProbeTarget], ...] = (
     Column("name", "NAME", lambda target: target.name, right=False),
     Column("kind", "KIND", lambda target: target.kind, rank=3, right=False),
     Column("every_s", "EVERY", lambda target: target.every_s, format_interval, right=False),
@@ -451,7 +451,7 @@ def status_columns(now: float, *, running: bool) -> tuple[Column[TargetStatus], 
     )
 
 
-SAMPLES: tuple[Column[ProbeSample], ...] = (
+SAMPLE_COLUMNS: tuple[Column[ProbeSample], ...] = (
     Column(
         "run",
         "RUN",

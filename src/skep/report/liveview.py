@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 REFRESH_PER_S = 4
 FEWEST_LINES = 10
-BAR = 24
+BAR_CHARS = 24
 UP = b"\x1b[A"
 DOWN = b"\x1b[B"
-BETWEEN = "yellow"  # neither good nor bad
+MIDDLING_COLOUR = "yellow"  # neither good nor bad
 
 Line = list[tuple[str, str]]  # (text, style)
 
@@ -93,7 +93,7 @@ def live_view(frame: Frame, *, whole_screen: bool = False) -> Iterator[Callable[
                 remedy = "a taller window"
             lines = [
                 *lines[first : first + height - 1],
-                [(f"{below + 1} more lines: {remedy}", BETWEEN)],
+                [(f"{below + 1} more lines: {remedy}", MIDDLING_COLOUR)],
             ]
         return drawn(lines[-height:])
 
@@ -199,8 +199,8 @@ def sparkline(values: Iterable[float], room: int, digits: int = 0) -> str:
 
 
 def progress_bar(done: int, total: int | None) -> str:
-    filled = min(BAR, round(BAR * done / total)) if total else 0
-    return "━" * filled + "─" * (BAR - filled)
+    filled = min(BAR_CHARS, round(BAR_CHARS * done / total)) if total else 0
+    return "━" * filled + "─" * (BAR_CHARS - filled)
 
 
 LINE_EVERY_S = 10.0  # at least, while a part of a run lasts

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from skep.report import theme
 from skep.report.charts import Spec, drawing
-from skep.report.sessions import FIRST, DrawnTurn
+from skep.report.sessions import FIRST_TURN, DrawnTurn
 from skep.report.svg import picture
 from skep.units import number, seconds
 
@@ -32,7 +32,7 @@ def tokens_picture(turns: Sequence[DrawnTurn]) -> Markup | None:
         ]
         bars = _bars(place, parts, _tip(place, turn))
         rows += bars
-        if turn.request.cold not in (None, FIRST):
+        if turn.request.cold not in (None, FIRST_TURN):
             top = sum(bar["value"] for bar in bars)
             marks.append({"number": place, "value": top})
     colours = [theme.PALE, theme.HONEY, theme.SKY]

@@ -14,21 +14,21 @@ from skep.report.columns import Column, as_count, as_percent, at, plural
 from skep.store.records import GatewayRequest
 from skep.units import UNKNOWN, format_seconds, number, seconds
 
-FIRST = "first"
+FIRST_TURN = "first"
 LIVE_S = 600.0  # a session of which the gateway heard within that time is live
-REPEATED = 3  # cold turns of one reason, from which on there is advice
-BAR = 32  # characters of the bar of the longest prompt
-FOUND = "█"
-READ = "░"
-LEGEND = f"{FOUND} from the cache, {READ} read anew"
+ADVISED_FROM = 3  # cold turns of one reason, from which on there is advice
+BAR_CHARS = 32  # characters of the bar of the longest prompt
+CACHED_SIGN = "█"
+READ_SIGN = "░"
+LEGEND = f"{CACHED_SIGN} from the cache, {READ_SIGN} read anew"
 # By the reason of a cold turn: what follows the number of such turns.
-COUNTED = {
+REASON_WORDS = {
     "moved": "went to another replica",
     "evicted": "found their prompt evicted",
     "restarted": "came to an engine that was just started",
     "changed": "came with a changed prompt",
 }
-ADVICE = {
+ADVICE_OF_REASONS = {
     "moved": (
         "It moves when its own replica has no free slot: run fewer sessions at once, or give a "
         "replica more slots."
@@ -87,7 +87,7 @@ def is_live(session: SessionFigures, now: float) -> bool:
 
 def cold_turns(session: SessionFigures) -> int:
     """Return how many turns were cold that might have been warm."""
-    return sum(count for reason, count in session.cold.items() if reason != FIRST)
+    return sum(count for reason, count in session.cold.items() if reason != FIRST_TURN)
 
 
 def session_columns(now: float) -> list[Column[SessionFigures]]:
@@ -160,11 +160,11 @@ def cold_words(request: GatewayRequest, replica_before: str | None) -> str | Non
 
 def advice(requests: Sequence[GatewayRequest]) -> list[str]:
     """Return what to do about each reason for which turns were cold again and again."""
-    reasons = Counter(request.cold for request in requests if request.cold in ADVICE)
+    reasons = Counter(request.cold for request in requests if request.cold in ADVICE_OF_REASONS)
     return [
-        f"{plural(count, 'turn')} {COUNTED[reason]}. {ADVICE[reason]}"
+        f"{plural(count, 'turn')} {REASON_WORDS[reason]}. {ADVICE_OF_REASONS[reason]}"
         for reason, count in reasons.most_common()
-        if reason is not None and count >= REPEATED
+        if reason is not None and count >= ADVISED_FROM
     ]
 
 
@@ -173,9 +173,9 @@ def prompt_bar(turn: DrawnTurn) -> str:
     prompt = turn.request.prompt_tokens
     if not prompt or not turn.longest:
         return ""
-    length = max(1, round(BAR * prompt / turn.longest))
+    length = max(1, round(BAR_CHARS * prompt / turn.longest))
     cached = min(length, round(length * turn.cached_tokens / prompt))
-    return FOUND * cached + READ * (length - cached)
+    return CACHED_SIGN * cached + READ_SIGN * (length - cached)
 
 
 def _turn_number(turn: DrawnTurn) -> str:

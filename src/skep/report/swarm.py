@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.report.columns import Column, Record, as_count, padded, print_records
-from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
+from skep.report.liveview import MIDDLING_COLOUR, Line, Page, bar_cells, cleaned
 from skep.report.swarm_gantt import gantt_element
 from skep.report.terminal import day_and_time
 from skep.stats.percentiles import Percentiles
@@ -356,7 +356,7 @@ def swarm_main(story: SwarmStory) -> Markup:
 
 SHOWN_FAILURES = 20
 NEWS_SHOWN = 3
-BAR = 40
+MOST_BAR_CHARS = 40
 LANE_BAR = 24
 LONGEST_TASK = 32
 
@@ -373,7 +373,9 @@ def frame(
     if progress.down_s is not None:
         lines += page.wrapped(down_words(progress, deadline_s), "bold red")
     news = [
-        line for text in progress.last[-NEWS_SHOWN:] for line in page.wrapped(text, BETWEEN)[:2]
+        line
+        for text in progress.last[-NEWS_SHOWN:]
+        for line in page.wrapped(text, MIDDLING_COLOUR)[:2]
     ]
     lanes = sorted(progress.lanes, key=lambda lane: lane.agent)
     visible = lanes
@@ -398,7 +400,7 @@ def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
         f"{progress.done:,} done, {progress.failed:,} failed, "
         f"{open_tasks:,} left of {progress.total:,}"
     )
-    wide = max(10, min(BAR, page.width - len(counts) - 4))
+    wide = max(10, min(MOST_BAR_CHARS, page.width - len(counts) - 4))
     cells = bar_cells((progress.done, progress.failed, open_tasks), progress.total, wide)
     looks = (("━", "green"), ("╳", "bold red"), ("─", "dim"))
     bar = [(sign * count, style) for (sign, style), count in zip(looks, cells, strict=True)]

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from msgspec.structs import replace
 
 from skep.bench.metrics import LevelSummary, SweepSummary
-from skep.bench.stored_run import TIMED
+from skep.bench.stored_run import TIMED_KINDS
 from skep.report import charts
 from skep.report.columns import Column, present
 from skep.report.page import html_table, render
@@ -72,7 +72,7 @@ def run_report(template: str, run: StoredRun, kind: str, name: str, **values: An
 def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     """Return the report of a run whose levels are numbers of agents, or rates."""
     levels = summary.levels
-    timed = run.kind in TIMED
+    timed = run.kind in TIMED_KINDS
     return run_report(
         "timed_page.html" if timed else "sweep_page.html",
         run,
@@ -113,6 +113,6 @@ def level_name(run: StoredRun, level: int) -> str:
     rates = run.config.get("rates")
     if run.kind == "open" and isinstance(rates, list):
         return f"{rates[level - 1]:g} requests/s"
-    if run.kind in TIMED:
+    if run.kind in TIMED_KINDS:
         return "all traffic"
     return f"C={level}"

@@ -31,7 +31,7 @@ from skep.units import (
     seconds,
 )
 
-COLD = 0.05  # the share of the prompts' tokens that a cache held
+SHOWN_CACHED_SHARE = 0.05  # the share of the prompts' tokens that a cache held
 _LevelColumn = Column[LevelSummary]
 
 
@@ -191,7 +191,7 @@ def _notes(level: LevelSummary) -> Markup:
         )
     if level.truncated:
         notes.append(f"{level.truncated} cut at the token limit")
-    if level.cached_prompt_share is not None and level.cached_prompt_share >= COLD:
+    if level.cached_prompt_share is not None and level.cached_prompt_share >= SHOWN_CACHED_SHARE:
         notes.append(f"{percent(100 * level.cached_prompt_share)} of prompt cached")
     return flag + escape(", ".join(notes))
 
@@ -367,7 +367,7 @@ def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
     held = sum(weight * share for weight, (_, share) in zip(weights, shares, strict=True))
     mean_share = held / (sum(weights) or 1.0)
     fullest, largest_share = max(shares, key=lambda pair: pair[1])
-    if largest_share < COLD:
+    if largest_share < SHOWN_CACHED_SHARE:
         cold = "the prompts were cold"
     else:
         cold = "not all prompts were cold, so TTFT looks better than it is"

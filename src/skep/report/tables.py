@@ -15,7 +15,7 @@ from msgspec import to_builtins
 
 from skep.bench.compare import loss
 from skep.bench.metrics import Comparison, SweepSummary, tpot_ms
-from skep.bench.stored_run import TIMED
+from skep.bench.stored_run import TIMED_KINDS
 from skep.errors import Regression
 from skep.report.columns import (
     Column,
@@ -59,7 +59,7 @@ def _readable(run: StoredRun, summary: SweepSummary) -> Table:
         "ttft_p95_ms tpot_p50_ms counted "
         "requests failed"
     )
-    timed = run.kind in TIMED
+    timed = run.kind in TIMED_KINDS
     if timed:
         first = [name_column(run)]
     else:
@@ -176,14 +176,14 @@ def _cell(value: str | float) -> str:
     return number(value)
 
 
-SHOWN = {
+SHOWN_METRICS = {
     "effective tok/s": "tok/s",
     "TTFT p50": "TTFT p50",
     "TTFT p95": "TTFT p95",
     "TPOT p50": "TPOT p50",
 }
 _RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal the last goes first
-MARKS = {
+JUDGEMENT_MARKS = {
     Judgement.BETTER: "better",
     Judgement.WORSE: "worse",
     Judgement.SAME: "=",
@@ -277,7 +277,7 @@ class CompareResult(msgspec.Struct, frozen=True):
 
     def shown(self) -> Collection[str]:
         """Return the figures that the table has room for."""
-        return SHOWN
+        return SHOWN_METRICS
 
     def _not_compared(self) -> list[str]:
         """Return each reason once, with the levels that could not be judged for it."""
@@ -340,13 +340,13 @@ def comparison_columns() -> list[Column[dict[str, Comparison]]]:
         Column("concurrency", "C", lambda of: of[speed].concurrency),
         Column("a", "A tok/s", lambda of: of[speed].a),
         Column("b", "B tok/s", lambda of: of[speed].b),
-        *(ratio(metric, title) for metric, title in SHOWN.items()),
+        *(ratio(metric, title) for metric, title in SHOWN_METRICS.items()),
     ]
 
 
 def ratio_cell(comparison: Comparison) -> str:
     if comparison.ratio is None:
-        return MARKS[comparison.judgement]
+        return JUDGEMENT_MARKS[comparison.judgement]
     ratio = comparison.ratio
-    mark = MARKS[comparison.judgement]
+    mark = JUDGEMENT_MARKS[comparison.judgement]
     return f"{ratio.estimate:.2f} ({ratio.low:.2f}..{ratio.high:.2f}) {mark}"

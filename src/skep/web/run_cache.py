@@ -19,9 +19,9 @@ from skep.bench.agent_figures import AgentLevel, SessionsAtBest, sessions_at_bes
 from skep.bench.metrics import LevelSummary
 from skep.bench.stored_run import (
     AGENTS,
-    JUDGED,
+    JUDGED_KINDS,
     QUALITY,
-    TIMED,
+    TIMED_KINDS,
     TUNE_QUALITY,
     check_drawn_together,
     load_agents,
@@ -128,7 +128,7 @@ class RunCache:
         are no loads.
         """
         levels: RunLevels = self._levels.get(run.id, ())
-        if not levels and run.kind not in JUDGED:
+        if not levels and run.kind not in JUDGED_KINDS:
             with suppress(SkepError):
                 levels = levels_of(store, run)
             if run.state.is_final:
@@ -146,7 +146,7 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
     if run.kind == AGENTS:
         return _figures_of_sessions(store, run)
     try:
-        if run.kind in JUDGED:
+        if run.kind in JUDGED_KINDS:
             return _figures_of_judged(store, run)
         _, summary, rows = load_run(store, run.id)
     except SkepError:
@@ -158,7 +158,7 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
     if not measured:
         return RunFigures(failed=failed)
     best = max(measured, key=lambda level: level.effective_tok_s or 0.0)
-    closed = run.kind not in TIMED
+    closed = run.kind not in TIMED_KINDS
     alone = next((level for level in summary.levels if closed and level.concurrency == 1), None)
     at = best.concurrency if closed else None
     ttft_ms = alone.ttft_ms.p50 if alone and alone.ttft_ms else None

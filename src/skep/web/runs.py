@@ -21,7 +21,7 @@ from skep.bench.agent_figures import AgentsSummary
 from skep.bench.metrics import SweepSummary
 from skep.bench.stored_run import (
     AGENTS,
-    JUDGED,
+    JUDGED_KINDS,
     OF_A_TUNING,
     kept_words,
     load_agents,
@@ -209,7 +209,7 @@ class RunsPages:
         """Send the page of a run, its report last: drawing it takes up to a second."""
         with self._stored(request.path_params["id"]) as (store, run):
             where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run)}
-            has_levels = run.kind not in JUDGED and run.state not in (
+            has_levels = run.kind not in JUDGED_KINDS and run.state not in (
                 RunState.DONE,
                 RunState.RUNNING,
             )

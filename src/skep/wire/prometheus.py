@@ -161,9 +161,8 @@ def count_busy(slots: str) -> int | None:
     """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list of
     them.
     """
-    if (
-        slots.count("{") > MOST_BRACES
-    ):  # it would take long, and no other thread gets a turn meanwhile
+    # More would take long, and no other thread gets a turn meanwhile.
+    if slots.count("{") > MOST_BRACES:
         return None
     try:
         return sum(1 for slot in _SLOTS.decode(slots) if slot.is_processing)
