@@ -63,6 +63,7 @@ class EngineKind(msgspec.Struct, frozen=True):
     first_of_2026: tuple[int, ...] | None = None
     start_s: float = 10.0
     graphs_s: float = 0.0
+    usual_kv_ram: int = 0
 
     @property
     def reads_gguf(self) -> bool:

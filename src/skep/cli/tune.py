@@ -32,7 +32,7 @@ class TuneOptions:
     """
 
     PANELS: ClassVar[dict[str, str]] = {
-        "Goal": "goal slo min_context input_tokens output_tokens budget",
+        "Goal": "goal load slo min_context input_tokens output_tokens budget",
         "Model and engine": "engine checkpoint binary gpus in_place",
         "Search": "begin knobs skip seed",
         "Quality": "quality",
@@ -43,12 +43,21 @@ class TuneOptions:
         str,
         argument("Preset, model name, checkpoint folder or GGUF file.", metavar="PRESET|MODEL"),
     ]
-    goal: Annotated[str, option("effective_tok_s or task_tok_s @ concurrency.")] = (
-        "effective_tok_s@4"
-    )
+    goal: Annotated[
+        str,
+        option("effective_tok_s or task_tok_s @ concurrency, or turns_min @ sessions at once."),
+    ] = "effective_tok_s@4"
+    load: Annotated[
+        str | None,
+        option("Sessions of turns_min: coding or small (default: what the context has room for)."),
+    ] = None
     slo: Annotated[str | None, option("Latency limits to meet, such as ttft=1s,tpot=50ms.")] = None
     min_context: Annotated[
-        int | None, option("Minimum context per slot in tokens (default: one task).", min=64)
+        int | None,
+        option(
+            "Minimum context per slot in tokens (default: one task; a plan's for sessions).",
+            min=64,
+        ),
     ] = None
     budget: Annotated[str, option("Time limit; the best configuration found by then is kept.")] = (
         "1h"

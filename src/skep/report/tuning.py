@@ -40,6 +40,7 @@ from skep.units import (
     milliseconds,
     number,
     one_line,
+    percent,
     printable,
     public_name,
     seconds,
@@ -103,8 +104,7 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
             rank=3,
             style="soft",
         ),
-        Column("tpot_ms", "TPOT p50", lambda stage: stage.tpot_ms, milliseconds, rank=2),
-        Column("ttft_ms", "TTFT p50", lambda stage: stage.ttft_ms, milliseconds, rank=2),
+        *_load_columns(tuning, stages),
         Column(
             "why",
             "Why",
@@ -117,6 +117,27 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         Column("readings", "Readings", lambda stage: stage.readings, rank=4),
         Column("seconds", "Took", lambda stage: stage.seconds, seconds, rank=4),
     ]
+
+
+def _load_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
+    """Return the columns of what tasks or sessions got beside the figure of the goal."""
+    if tuning.aim.sessions is None:
+        return [
+            Column("tpot_ms", "TPOT p50", lambda stage: stage.tpot_ms, milliseconds, rank=2),
+            Column("ttft_ms", "TTFT p50", lambda stage: stage.ttft_ms, milliseconds, rank=2),
+        ]
+    columns = [
+        Column("session_s", "Session p50", at("sessions.session_s"), seconds, rank=2),
+        Column("first_p50_ms", "First token p50", at("sessions.first_p50_ms"), milliseconds),
+        Column("first_p95_ms", "p95", at("sessions.first_p95_ms"), milliseconds, rank=2),
+        Column("hit_rate", "Hits", at("sessions.hit_rate"), _share),
+    ]
+    if any(stage.sessions is not None and stage.sessions.mean_w for stage in stages):
+        columns += [
+            Column("mean_w", "W", at("sessions.mean_w"), number),
+            Column("turns_per_wh", "Turns/Wh", summary.turns_per_wh, number),
+        ]
+    return columns
 
 
 def _note(saved: TuningRecord) -> str:
@@ -169,6 +190,10 @@ def _times(ratio: float) -> str:
     if known(ratio):
         return f"{number(ratio, digits=2)}×"
     return UNKNOWN
+
+
+def _share(value: float) -> str:
+    return percent(100 * value)
 
 
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width

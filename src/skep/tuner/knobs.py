@@ -25,8 +25,8 @@ from skep.catalog.presets import Draft, EngineOptions, Preset
 from skep.deploy.preset_setup import layout_of, quant_of
 from skep.errors import UserError
 from skep.planner.candidates import (
+    USUAL_RAM_GIB,
     Pins,
-    PlanGoal,
     base_setups,
     layouts,
     offered_kv,
@@ -37,6 +37,7 @@ from skep.planner.ranking import coarse, published_basis, speed_model_of
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, Quant, Rig, known_kv
 from skep.tuner.records import Knob, KnobConfig, TuneGoal, Value
+from skep.tuner.session_load import plan_goal_of
 
 MOST_SLOTS = 1024
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -49,6 +50,7 @@ class TuneMachine(msgspec.Struct, frozen=True):
     cores: int = 1
     rig: Rig | None = None  # its cards; None: it has none, or they are not used
     model: Geometry | None = None  # read from files; None: by the preset's name of it
+    free_ram_gib: float | None = None  # None: not known
 
     @property
     def cards(self) -> tuple[Device, ...]:
@@ -157,7 +159,7 @@ def layout_knobs(context: KnobContext) -> Iterator[Knob]:
     if model is None or context.quant is None:
         return
     kind = "latency" if aim.metric == "task_tok_s" else "throughput"
-    goal = PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
+    goal = plan_goal_of(aim, kind)
     basis = published_basis(engine)
     rated: dict[Layout, float] = {}
     for layout in layouts(rig, model, engine, goal, Pins(no_spec=True)):
@@ -315,6 +317,7 @@ _HANDLES: dict[str, Handle] = {
         lambda preset: preset.threads, lambda preset, count: replace(preset, threads=count)
     ),
     "threads_batch": _option("threads_batch", lambda preset: preset.threads),
+    "kv_ram": _option("kv_ram", lambda preset: kind_of(preset.engine).usual_kv_ram),
 }
 
 
@@ -396,6 +399,39 @@ def llama_knobs(context: KnobContext) -> Iterator[Knob]:
         yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
+# What matters to sessions; the others are turned where they are named.
+SESSION_KNOBS = ("kv_ram", "kv", "batched_tokens", "slots", "memory_share")
+_RAM_SHARE = 0.75  # of the free memory, for KV
+_RAM_SIZES = 3
+_LEAST_KV_BYTES = 1.0  # of a value: fewer bits cost agents their tool calls
+
+
+def most_kv_ram(free_ram_gib: float | None, replicas: int) -> int:
+    """Return how many GiB of memory each replica may take for KV."""
+    return int(_RAM_SHARE * (free_ram_gib or USUAL_RAM_GIB) / replicas)
+
+
+def _session_knobs(context: KnobContext, knobs: Iterable[Knob]) -> Iterator[Knob]:
+    """Yield the knobs for sessions: KV in RAM first, and KV types of 8 bits at least."""
+    base = context.base
+    shares_memory = any(card.unified_memory for card in context.box.cards)
+    if kind_of(base.engine).takes("kv_ram") and not shares_memory:
+        most_gib = most_kv_ram(context.box.free_ram_gib, base.replicas)
+        sizes = [1 << place for place in range(16) if 1 << place <= most_gib]
+        values = (0, *sizes[-_RAM_SIZES:])
+        yield Knob("kv_ram", "GiB of RAM for KV", values, ordered=True, expected=0.3)
+    for knob in knobs:
+        if knob.name == "kv":
+            yield replace(knob, values=tuple(filter(_has_eight_bits, knob.values)))
+        else:
+            yield knob
+
+
+def _has_eight_bits(word: Value) -> bool:
+    kind = known_kv(str(word))
+    return kind is None or kind.bytes >= _LEAST_KV_BYTES
+
+
 def space_of(base: Preset, aim: TuneGoal, box: TuneMachine) -> tuple[Knob, ...]:
     """Return the knobs of a preset on a machine.
 
@@ -405,7 +441,10 @@ def space_of(base: Preset, aim: TuneGoal, box: TuneMachine) -> tuple[Knob, ...]:
     model = box.model or find_geometry(base.model)
     knob_context = KnobContext(base, aim, box, model, quant_of(base))
     fixed = said_in_extra(base)
-    knobs = (with_own(knob, base) for knob in _offered(knob_context) if knob.name not in fixed)
+    offered: Iterable[Knob] = _offered(knob_context)
+    if aim.sessions is not None:
+        offered = _session_knobs(knob_context, offered)
+    knobs = (with_own(knob, base) for knob in offered if knob.name not in fixed)
     return tuple(knob for knob in knobs if len(knob.values) > 1)
 
 

@@ -24,6 +24,7 @@ from skep.tuner.records import (
     KnobConfig,
     MeasurementRound,
     ServerStart,
+    SessionReading,
     TuneReading,
     Value,
 )
@@ -479,6 +480,18 @@ def typical(starts: Sequence[ServerStart], name: str) -> float | None:
     """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
     values = (getattr(reading, name) for reading in _counted_readings(starts))
     return median_known(values)
+
+
+def typical_sessions(starts: Sequence[ServerStart]) -> SessionReading | None:
+    """Return the medians of what sessions got; None where tasks are the load."""
+    figures = [reading.sessions for reading in _counted_readings(starts)]
+    readings = [figure for figure in figures if figure is not None]
+    if not readings:
+        return None
+    names = SessionReading.__struct_fields__
+    return SessionReading(
+        **{name: median_known(getattr(figure, name) for figure in readings) for name in names}
+    )
 
 
 def median_known(values: Iterable[float | None]) -> float | None:

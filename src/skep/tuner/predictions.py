@@ -32,7 +32,7 @@ from skep.units import GIB
 
 PREDICTED_KNOBS = (
     "layout", "replicas", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
-    "mtp", "eagle", "draft", "dflash",
+    "mtp", "eagle", "draft", "dflash", "kv_ram",
 )  # fmt: skip
 RUN_S = 6.0  # a reading takes at least
 TOO_LONG_S = 40.0  # for a reading, where fewer tasks will do

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device, devices, find_device
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import NO_CARDS, EngineOptions, Preset, Published, own_name
+from skep.catalog.session_shapes import find_shape
 from skep.config.presets import (
     check_name,
     contradictions,
@@ -30,11 +32,11 @@ from skep.config.presets import (
     presets_folder,
 )
 from skep.deploy.commands import checkpoint_name, options_of_setup
-from skep.deploy.plan_request import check_flags
+from skep.deploy.plan_request import check_flags, with_window
 from skep.errors import SkepError, UserError
 from skep.files import write_whole
 from skep.paths import Paths
-from skep.planner.candidates import Pins, PlanGoal, arranged
+from skep.planner.candidates import Pins, arranged
 from skep.planner.choose import Plan, choose
 from skep.planner.memory import defaults, smallest
 from skep.planner.ranking import BasisOf, published_basis
@@ -43,6 +45,7 @@ from skep.planner.setup import KV_TYPES, Quant, Rig, Setup
 from skep.planner.would_fit import fits_nowhere
 from skep.tuner.knobs import MICRO_BATCH, TuneMachine, apply_config
 from skep.tuner.records import TuneGoal, TuneStage, Tuning, changes_words
+from skep.tuner.session_load import plan_goal_of
 from skep.tuner.store import TuningRecord, TuningStore, base_of
 from skep.tuner.summary import accepted, best_of, figure_words, unit_of
 
@@ -154,6 +157,10 @@ def needed_context(
     """Return the tokens of one slot: a task with what a chat template adds, what was asked for,
     and the preset's context or the usual one.
     """
+    if aim.sessions is not None:
+        least_window = find_shape(aim.sessions.load).least_window_tokens
+        window = preset_context or aim.sessions.window_tokens
+        return max(window, least_window, aim.min_context or 0)
     task = aim.input_tokens + aim.output_tokens
     max_context = None
     name = ""
@@ -238,9 +245,15 @@ def _with_context(plan: Plan, tokens: int) -> Plan:
 def _fitting(
     model: Geometry, rig: Rig, aim: TuneGoal, engines: Sequence[str], pins: Pins, basis_of: BasisOf
 ) -> Sequence[Plan]:
-    goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
+    goal = plan_goal_of(aim)
     check_flags(rig, goal, pins, model)
-    choice = choose(model, rig, goal, pins, engines=engines, basis_of=basis_of)
+    if aim.sessions is None:
+        choice = choose(model, rig, goal, pins, engines=engines, basis_of=basis_of)
+    else:
+        chosen = partial(
+            choose, model, rig, pins=pins, engines=engines, basis_of=basis_of, all_levels=False
+        )
+        choice = with_window(chosen, goal)
     if not choice.plans:
         raise fits_nowhere(model, choice, goal, pins, engines[0])
     return choice.plans

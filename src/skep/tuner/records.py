@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.units import Interval
 
@@ -128,6 +129,26 @@ FAILURES = {
 }
 
 
+class SessionReading(msgspec.Struct, frozen=True):
+    """What sessions got beside turns a minute. First tokens are of turns after a session's first.
+
+    None: not known, or nobody told.
+    """
+
+    session_s: float | None = None  # one of the usual number of turns, pauses included
+    first_p50_ms: float | None = None
+    first_p95_ms: float | None = None
+    hit_rate: float | None = None
+    mean_w: float | None = None  # of all cards together
+
+    def times(self, factor: float) -> SessionReading:
+        """Return the figures of a machine that takes `factor` times as long."""
+        names = ("session_s", "first_p50_ms", "first_p95_ms")
+        known_times = {name: getattr(self, name) for name in names}
+        longer = {name: value * factor for name, value in known_times.items() if value is not None}
+        return replace(self, **longer)
+
+
 class TuneReading(msgspec.Struct, frozen=True):
     """One run of the goal's load.
 
@@ -144,6 +165,7 @@ class TuneReading(msgspec.Struct, frozen=True):
     failed: int = 0
     limited: bool = False  # the client was the limit: it does not count
     over_limit: float = 0.0  # the worst figure as a share of its limit; 1 or less is within
+    sessions: SessionReading | None = None  # where sessions are the load
 
     @property
     def counts(self) -> bool:
@@ -223,10 +245,19 @@ class TuneStage(msgspec.Struct, frozen=True):
     over_limit: float = 0.0  # as of a reading, in the middle
     failure: ConfigFailure | None = None
     runs: tuple[str, ...] = ()
+    sessions: SessionReading | None = None  # in the middle
 
     @property
     def title(self) -> str:
         return ", ".join(map(str, self.changes)) or "baseline"
+
+
+class SessionAim(msgspec.Struct, frozen=True):
+    """The sessions of a goal: in the middle of their work, without sub-agents."""
+
+    load: str  # their shape
+    window_tokens: int  # that each may have
+    turns: int = 1  # of each, in a reading
 
 
 class TuneGoal(msgspec.Struct, frozen=True):
@@ -238,6 +269,8 @@ class TuneGoal(msgspec.Struct, frozen=True):
     output_tokens: int = 128
     slo: str | None = None  # as `skep bench sweep --slo` takes it
     min_context: int | None = None
+    # None: single tasks are the load. Else the tokens are those of a usual turn.
+    sessions: SessionAim | None = None
 
     def __str__(self) -> str:
         return f"{self.metric}@{self.concurrency}"
@@ -245,12 +278,17 @@ class TuneGoal(msgspec.Struct, frozen=True):
     @property
     def shape(self) -> str:
         """Rows of different shapes are never ranked together."""
+        if self.sessions is not None:
+            window = f"{self.sessions.window_tokens:,} tokens of context"
+            return f"{self.sessions.load} sessions, {window}, C={self.concurrency}"
         return f"{self.input_tokens} in, {self.output_tokens} out, C={self.concurrency}"
 
 
+TURNS_MIN = "turns_min"  # the metric of sessions
 METRICS = {
     "effective_tok_s": "output tokens over wall time, all agents together",
     "task_tok_s": "tokens a second that one agent sees while it is answered",
+    TURNS_MIN: "turns a minute of all sessions together",
 }
 
 

@@ -19,7 +19,13 @@ from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
 from skep.tuner.candidates import SCREENED, STARTS, Chooser, Grain, Move, TimeBudget
-from skep.tuner.measurements import Measurements, over_limit, paired, typical
+from skep.tuner.measurements import (
+    Measurements,
+    over_limit,
+    paired,
+    typical,
+    typical_sessions,
+)
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
     BenchRequest,
@@ -509,6 +515,7 @@ class KnobSearch:
             seconds=trial.seconds,
             failure=failure,
             runs=tuple(start.run_id for start in trial.starts if start.run_id is not None),
+            sessions=typical_sessions(starts_with_figures),
         )
         self.stages.append(stage)
         self._looks.pop(trial.config, None)

@@ -25,7 +25,14 @@ from skep.catalog.names import did_you_mean
 from skep.catalog.presets import NO_CARDS, Preset
 from skep.config.presets import find_preset, presets_folder
 from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
-from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
+from skep.deploy.plan_request import (
+    AGENTS,
+    ModelFound,
+    PlanFlags,
+    engines_of,
+    own_basis,
+    read_model,
+)
 from skep.deploy.preset_setup import quant_of
 from skep.deploy.resolve import (
     ServeRequest,
@@ -45,18 +52,28 @@ from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.knobs import DRAFTS, TuneMachine, apply_config, config_of, space_of
+from skep.tuner.knobs import (
+    DRAFTS,
+    SESSION_KNOBS,
+    TuneMachine,
+    apply_config,
+    config_of,
+    space_of,
+)
 from skep.tuner.predictions import Predictor
 from skep.tuner.presets import baseline_of, prepared
-from skep.tuner.records import METRICS, Knob, KnobConfig, TuneGoal, Tuning
+from skep.tuner.records import METRICS, TURNS_MIN, Knob, KnobConfig, TuneGoal, Tuning
 from skep.tuner.search import KnobSearch
+from skep.tuner.session_load import aim_of_sessions, session_words, with_turns, with_window_of
+from skep.tuner.session_predictions import SessionPredictor
 from skep.tuner.store import base_of, to_document
-from skep.units import format_seconds, parse_seconds
+from skep.units import GIB, format_seconds, parse_seconds
 
 MOST_AGENTS = 4096
 LEAST_OUTPUT = 8  # tokens: with fewer there is no pace to measure
 _GOAL = re.compile(r"\s*([\w-]+)\s*@\s*(\d+)\s*", re.ASCII)
 _HINT = "write it as --goal effective_tok_s@4: the metric and how many agents"
+_TASK_TOKENS = (512, 128)  # of a task, where nobody says how long it is
 
 
 def parse_goal(options: TuningOptions) -> TuneGoal:
@@ -81,6 +98,9 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
         raise UserError(
             f"{goal}: {match[2]} agents cannot be measured", hint=f"1 to {MOST_AGENTS}"
         )
+    _check_load(options, metric)
+    if metric == TURNS_MIN:
+        task = 0  # sessions have lengths of their own
     if options.output_tokens < LEAST_OUTPUT:
         raise UserError(
             f"--output-tokens {options.output_tokens} is too short an answer",
@@ -106,6 +126,19 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
     )
 
 
+def _check_load(options: TuningOptions, metric: str) -> None:
+    """Raise UserError for lengths of tasks with sessions, and for sessions with another metric."""
+    if metric != TURNS_MIN and options.load is not None:
+        hint = f"write --goal {TURNS_MIN}@{AGENTS}, or leave --load out"
+        raise UserError(f"--load {options.load} is for the goal {TURNS_MIN}", hint=hint)
+    lengths = (options.input_tokens, options.output_tokens)
+    if metric == TURNS_MIN and lengths != _TASK_TOKENS:
+        raise UserError(
+            f"--prompt-tokens and --output-tokens are of a task, {TURNS_MIN} is of sessions",
+            hint="leave them out; --load chooses the sessions",
+        )
+
+
 # the baseline's two, then two of both sides, each warmed up and read thrice
 TRIAL_STARTS = 6
 TRIAL_READINGS = 4
@@ -126,11 +159,12 @@ class TuningOptions(msgspec.Struct, frozen=True):
 
     name: str
     goal: str = "effective_tok_s@4"
+    load: str | None = None
     slo: str | None = None
     min_context: int | None = None
     budget: str = "1h"
-    input_tokens: int = 512
-    output_tokens: int = 128
+    input_tokens: int = _TASK_TOKENS[0]
+    output_tokens: int = _TASK_TOKENS[1]
     engine: str | None = None
     checkpoint: str | None = None
     knobs: str | None = None
@@ -179,10 +213,14 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     budget_s = parse_seconds(options.budget)
     options = absolute_paths(options)
     host = read_host()
+    if aim.metric == TURNS_MIN:
+        aim = _with_sessions(aim, options, paths)
     target = find_tune_target(options, aim, host, paths)
     base = target.base
+    if aim.sessions is not None:
+        aim = with_window_of(aim, min(aim.sessions.window_tokens, base.context_tokens or 0))
     offered = space_of(base, aim, target.machine)
-    knobs = choose_knobs(offered, options.knobs, options.skip)
+    knobs = choose_knobs(offered, options.knobs or _usual_knobs(offered, aim), options.skip)
     if options.knobs is None:
         failure = _draft_failure(base, target.machine.rig)
     else:
@@ -216,14 +254,41 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
                 "quant": target.quant.id if target.quant is not None else None,
                 "tuning": msgspec.to_builtins(target.basis.tuning),
                 "calibrated": target.basis.calibrated,
+                "free_ram_gib": target.machine.free_ram_gib,
             },
         },
         host={} if options.simulate else host_json(host),
         skep_version=__version__,
     )
     ready = prepare_again(tuning)
-    _check(ready.space, tuning)
-    return replace(ready, notes=target.notes)
+    notes = target.notes
+    if aim.sessions is not None:
+        aim = with_turns(aim, ready.space.predict(tuning.baseline))
+        ready = prepare_again(replace(tuning, aim=aim))
+        notes = (*notes, session_words(aim))
+    _check(ready.space, ready.tuning)
+    return replace(ready, notes=notes)
+
+
+def _with_sessions(aim: TuneGoal, options: TuningOptions, paths: Paths) -> TuneGoal:
+    """Return the goal with the sessions that have room in the context of what is tuned."""
+    preset = find_preset(options.name, presets_folder(paths))
+    context_tokens = options.min_context
+    if preset is not None:
+        geometry = find_geometry(preset.model)
+        context_tokens = context_tokens or preset.context_tokens
+    else:
+        found = _model(options, options.engine or EMBEDDED, paths)
+        geometry = found.geometry if found is not None else None
+    limit = geometry.max_context if geometry is not None else None
+    return aim_of_sessions(aim, options.load, limit, context_tokens)
+
+
+def _usual_knobs(offered: Sequence[Knob], aim: TuneGoal) -> str | None:
+    """Return the knobs that matter to sessions, where these are the load; None: all do."""
+    if aim.sessions is None:
+        return None
+    return ",".join(knob.name for knob in offered if knob.name in SESSION_KNOBS)
 
 
 def _draft_failure(base: Preset, rig: Rig | None) -> DraftFailure | None:
@@ -256,7 +321,13 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
         quant = QUANTS[stored["quant"]]
     else:
         quant = None
-    space = Predictor(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant)
+    if tuning.aim.sessions is not None:
+        kind: type[Predictor] = SessionPredictor
+    else:
+        kind = Predictor
+    space = kind(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant)
+    if isinstance(space, SessionPredictor):
+        space.free_ram_gib = stored["free_ram_gib"]
     return PreparedTuning(tuning, options, space)
 
 
@@ -438,7 +509,19 @@ def _machine(
         cores=host.cpu_cores,
         rig=rig.rig if rig is not None else None,
         model=model.geometry if model is not None else None,
+        free_ram_gib=_free_ram_gib(host, rig),
     )
+
+
+def _free_ram_gib(host: HostFacts, rig: ResolvedRig | None) -> float | None:
+    """Return the free memory of this machine; of a rig that is not here, all of it. None: not
+    known.
+    """
+    if rig is not None and rig.rig.ram_gib is None:
+        return None
+    if host.memory_available_bytes is None:
+        return None
+    return host.memory_available_bytes / GIB
 
 
 def _with_checkpoint(preset: Preset, checkpoint: str | None) -> Preset:

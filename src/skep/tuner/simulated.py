@@ -120,10 +120,19 @@ class SimulatedBench:
             factor = effect * drift * math.exp(self._rng.gauss(0.0, self.noise.reading))
             if self._rng.random() < self.noise.outliers:
                 factor *= self._rng.choice(_OUTLIER_FACTORS)
-            speeds = {name: getattr(truth, name) * factor for name in _SPEEDS}
-            times = {name: getattr(truth, name) / factor for name in _TIMES}
-            reading = replace(truth, **speeds, **times)
+            reading = _read_as(truth, factor)
             taken.append(reading)
             self.now_s += reading.wall_s
             on_progress(BenchProgress(config, "measuring", number, count, reading.effective_tok_s))
         return tuple(taken)
+
+
+def _read_as(truth: TuneReading, factor: float) -> TuneReading:
+    """Return what is read of the truth where all goes `factor` times as fast."""
+    speeds = {name: getattr(truth, name) for name in _SPEEDS}
+    times = {name: getattr(truth, name) for name in _TIMES}
+    changed = {name: value * factor for name, value in speeds.items() if value is not None}
+    changed |= {name: value / factor for name, value in times.items() if value is not None}
+    if truth.sessions is not None:
+        changed["sessions"] = truth.sessions.times(1 / factor)
+    return replace(truth, **changed)

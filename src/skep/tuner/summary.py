@@ -14,10 +14,21 @@ from collections.abc import Sequence
 
 from skep.errors import SkepError
 from skep.stats.sequential import SequentialVerdict
-from skep.tuner.records import ServerStart, StageDecision, TuneGoal, TuneStage, Tuning
+from skep.tuner.records import (
+    TURNS_MIN,
+    ServerStart,
+    StageDecision,
+    TuneGoal,
+    TuneStage,
+    Tuning,
+)
 from skep.units import UNKNOWN, Interval, known, number
 
-UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent"}
+UNITS = {
+    "effective_tok_s": "tok/s",
+    "task_tok_s": "tok/s for each agent",
+    TURNS_MIN: "turns/min",
+}
 KEPT = (StageDecision.BASELINE, StageDecision.ACCEPTED)
 _FINE = 0.02  # an interval of ratios that is narrower is told with one digit more
 
@@ -170,8 +181,17 @@ def count_decisions(stages: Sequence[TuneStage]) -> str:
     return ", ".join(f"{counter[decision]} {decision.value}" for decision in decisions)
 
 
+def turns_per_wh(stage: TuneStage) -> float | None:
+    """Return the turns of one watt-hour; None: tasks are the load, or no power is known."""
+    if stage.sessions is None or stage.figure is None or not stage.sessions.mean_w:
+        return None
+    return 60.0 * stage.figure.estimate / stage.sessions.mean_w
+
+
 def shape_words(tuning: Tuning) -> str:
     aim = tuning.aim
+    if aim.sessions is not None:
+        return f"{aim.shape}, {aim.sessions.turns} turns of each in a reading"
     if aim.concurrency == 1:
         agents = "one agent"
     else:
