@@ -121,7 +121,7 @@ def estimated_level(
     step = speed_model.step
     replica_sessions = sessions / speed_model.setup.layout.replicas
     own_tokens = typical_tokens(shape, window_tokens) - shape.shared_tokens
-    own_tokens += kept_state_tokens(speed_model)
+    own_tokens += kept_states_tokens(speed_model, turn)
     wanted_tokens = shape.shared_tokens + replica_sessions * own_tokens
     pool_tokens = pool_of(speed_model, shape, window_tokens)
     kept_share = min(1.0, pool_tokens / wanted_tokens)
@@ -167,18 +167,24 @@ def warm_sessions(
     if not kind_of(speed_model.setup.engine).has_pool:
         on_cards = int(min(speed_model.slots, speed_model.pool_tokens // session_tokens))
         return (on_cards + int(ram_tokens // session_tokens)) * replicas
-    own_tokens = session_tokens - shape.shared_tokens + kept_state_tokens(speed_model)
+    own_tokens = session_tokens - shape.shared_tokens
+    own_tokens += kept_states_tokens(speed_model, usual_turn(shape, window_tokens))
     pool_tokens = pool_of(speed_model, shape, window_tokens)
     room = max(0.0, pool_tokens - shape.shared_tokens) + ram_tokens
     return int(room // own_tokens) * replicas
 
 
-def kept_state_tokens(speed_model: SpeedModel) -> int:
-    """Return the tokens whose KV takes as much of the pool as a session's state of linear layers:
-    the one that its next turn goes on from.
+def kept_states_tokens(speed_model: SpeedModel, turn: UsualTurn) -> int:
+    """Return the tokens whose KV takes as much of the pool as the states of linear layers that a
+    turn leaves: at the end of its prompt, of the passes over it, and of its answer.
     """
     pages = state_pages(speed_model.setup)
-    return 0 if pages is None else pages.tokens
+    if pages is None:
+        return 0
+    pass_tokens = max(speed_model.chunk_tokens, pages.block_tokens)
+    passes = turn.new_tokens / pass_tokens
+    answers = min(1.0, turn.output_tokens / pages.block_tokens)
+    return round(pages.tokens * (1 + passes + answers))
 
 
 def pool_of(speed_model: SpeedModel, shape: SessionShape, window_tokens: int) -> float:
@@ -187,7 +193,8 @@ def pool_of(speed_model: SpeedModel, shape: SessionShape, window_tokens: int) ->
     """
     if kind_of(speed_model.setup.engine).has_pool:
         # The pool was counted with a state for each sequence; here states take blocks of it.
-        states_share = kept_state_tokens(speed_model) / speed_model.context_tokens
+        pages = state_pages(speed_model.setup)
+        states_share = 0.0 if pages is None else pages.tokens / speed_model.context_tokens
         return speed_model.pool_tokens * (1 + states_share)
     in_slots = speed_model.slots * typical_tokens(shape, window_tokens)
     return min(speed_model.pool_tokens, float(in_slots))
