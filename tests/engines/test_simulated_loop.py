@@ -107,7 +107,7 @@ def test_time_that_was_lost_in_sleep_is_not_made_up():
     clockwork.submit(10, 50, lambda _: None, lambda: None)
     loop.late_s = 60.0
     loop.run()
-    assert clockwork.meters.behind_s > 59
+    assert clockwork.metrics.behind_s > 59
 
 
 @given(
@@ -138,7 +138,7 @@ def test_whoever_stays_gets_all_tokens_and_whoever_leaves_frees_everything(asks)
         assert got[number] <= output
     assert (clockwork.replica.running, len(clockwork.replica.waiting)) == (0, 0)
     assert clockwork.replica.kv_tokens == pytest.approx(0, abs=1e-3)
-    assert clockwork.meters.output_tokens == sum(got)
+    assert clockwork.metrics.output_tokens == sum(got)
 
 
 def test_answers_that_nothing_limits_are_of_plausible_length():

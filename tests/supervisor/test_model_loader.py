@@ -83,7 +83,7 @@ class Setup:
 
     def _changed(self):
         self.loader.look()
-        self.published.append(self.loader.dormant())
+        self.published.append(self.loader.unloaded_models())
 
     async def _status(self):
         self.figures_asked.set()
@@ -136,7 +136,7 @@ async def test_a_gateway_hears_that_a_model_is_not_waited_for_any_more():
         setup.loader.requested("b")
         assert setup.published[-1]["b"].state == "waiting"
         # Nobody waits for it any more.
-        await until(lambda: setup.loader.dormant()["b"].state == "unloaded")
+        await until(lambda: setup.loader.unloaded_models()["b"].state == "unloaded")
     gateway = UnloadedModels()
     gateway.become(setup.published[-1], ["a"])
     assert gateway.should_request_load("b")

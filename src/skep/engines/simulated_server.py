@@ -67,9 +67,11 @@ class SimulatedMetrics:
             name: Histogram(f"vllm:{name}_seconds", "", _OF_MODEL, _SECONDS) for name in _TIMES
         }
         for name in _TIMES:
-            self.took(name, 0.0, times=0)  # the metric exists from the beginning, as vLLM's does
+            self.observe(
+                name, 0.0, times=0
+            )  # the metric exists from the beginning, as vLLM's does
 
-    def took(self, name: str, seconds: float, times: int = 1) -> None:
+    def observe(self, name: str, seconds: float, times: int = 1) -> None:
         self.times[name].observe(self.labels, seconds, times)
 
     def text(self, gauges: dict[str, float], cache: CacheCounts) -> bytes:
@@ -148,10 +150,10 @@ class SimulatedLoop:
     no error adds up."""
 
     def __init__(
-        self, replica: CachingReplica, meters: SimulatedMetrics, loop: asyncio.AbstractEventLoop
+        self, replica: CachingReplica, metrics: SimulatedMetrics, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.replica = replica
-        self.meters = meters
+        self.metrics = metrics
         self._loop = loop
         self._timer: object | None = None  # None: nothing to do
         self._under_way: dict[int, SimulatedRequest] = {}
@@ -191,7 +193,7 @@ class SimulatedLoop:
             return
         self._decoding.pop(work.sequence.id, None)
         self.replica.cancel(work.sequence)
-        self.meters.ended["abort"] += 1
+        self.metrics.ended["abort"] += 1
 
     def _begin(self, at: float) -> None:
         """Begin the next pass at this moment, if there is one."""
@@ -211,7 +213,7 @@ class SimulatedLoop:
         self._count(done)
         now = self._loop.time()
         if now - at > TOO_LATE_S:
-            self.meters.behind_s += now - at
+            self.metrics.behind_s += now - at
             at = now
         decoding = tuple(self._decoding.values())
         self._note_preempted(progress)
@@ -233,8 +235,8 @@ class SimulatedLoop:
             if started is not None:  # its client may have left while the others were written to
                 started.first_s = at
                 started.cached_tokens = round(sequence.cached)
-                self.meters.prompt_tokens += round(sequence.cached + sequence.prompt)
-                self.meters.took("time_to_first_token", at - started.sent_s)
+                self.metrics.prompt_tokens += round(sequence.cached + sequence.prompt)
+                self.metrics.observe("time_to_first_token", at - started.sent_s)
                 self._give(started, 1)
         for work in decoding:
             if work.sequence.id in last:
@@ -260,25 +262,25 @@ class SimulatedLoop:
                 self._decoding[sequence.id] = work
 
     def _count(self, done: BatchPass) -> None:
-        meters = self.meters
-        meters.passes += 1
+        metrics = self.metrics
+        metrics.passes += 1
         if not done.decoding:
             return
         self._gained += done.tokens_each * done.steps
         depth = self.replica.step.depth
         if depth:
-            meters.drafts += done.decoding
-            meters.drafted_tokens += depth * done.decoding
-            meters.accepted_tokens += (done.tokens_each - 1.0) * done.decoding
+            metrics.drafts += done.decoding
+            metrics.drafted_tokens += depth * done.decoding
+            metrics.accepted_tokens += (done.tokens_each - 1.0) * done.decoding
 
     def _give(self, work: SimulatedRequest, count: int) -> None:
         if count > 0:
             work.tokens_sent += count
-            self.meters.output_tokens += count
+            self.metrics.output_tokens += count
             work.gain(count)
 
     def _close(self, work: SimulatedRequest, at: float) -> None:
-        observe = self.meters.took
+        observe = self.metrics.observe
         first = work.first_s or at
         let_in = work.let_in_s or at
         observe("request_queue_time", let_in - work.sent_s)
@@ -305,7 +307,7 @@ class SimulatedServer:
         self.plan = plan
         self.model = model
         self._key = key
-        self.meters = SimulatedMetrics(self.model)
+        self.metrics = SimulatedMetrics(self.model)
         replica = CachingReplica(
             plan.step,
             plan.slots,
@@ -315,7 +317,7 @@ class SimulatedServer:
             state_blocks=plan.state_blocks,
             ram=KvTier(plan.ram_tokens, plan.ram_tokens_s) if plan.ram_tokens else None,
         )
-        self.simulated_loop = SimulatedLoop(replica, self.meters, asyncio.get_running_loop())
+        self.simulated_loop = SimulatedLoop(replica, self.metrics, asyncio.get_running_loop())
         self._created = int(time.time())
         self._ready_s = time.monotonic() + plan.load_s
         self._answers = 0
@@ -372,7 +374,7 @@ class SimulatedServer:
 
         def end() -> None:
             answer.cached_tokens = work.cached_tokens
-            self.meters.ended[query.script.finish_reason] += 1
+            self.metrics.ended[query.script.finish_reason] += 1
             if query.stream:
                 request.write(answer.ending())
                 request.finish()
@@ -405,7 +407,7 @@ class SimulatedServer:
             "num_requests_running": replica.running,
             "num_requests_waiting": len(replica.waiting),
         }
-        request.respond(200, [_PLAIN, _MARK], self.meters.text(gauges, replica.counts))
+        request.respond(200, [_PLAIN, _MARK], self.metrics.text(gauges, replica.counts))
 
 
 def _send(request: ServerRequest, status: int, document: dict[str, Any]) -> None:

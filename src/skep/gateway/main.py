@@ -400,8 +400,8 @@ class Gateway:
                     # First: what is decided below is about what they then know.
                     self.workers.order(message)
                 match message:
-                    case messages.ReplicaTable(replicas, models, dormant):
-                        self.proxy.set_replicas(replicas, models, dormant)
+                    case messages.ReplicaTable(replicas, models, unloaded):
+                        self.proxy.set_replicas(replicas, models, unloaded)
                     case messages.LoadFailed(model, why, retry_after_s):
                         self.proxy.load_failed(model, why, retry_after_s)
                     case messages.GatewaySetup():

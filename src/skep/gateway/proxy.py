@@ -178,21 +178,21 @@ class Proxy:
         self,
         specs: tuple[ReplicaSpec, ...],
         models: tuple[str, ...],
-        dormant: Mapping[str, UnloadedModel],
+        unloaded: Mapping[str, UnloadedModel],
     ) -> None:
         """Replace the table of replicas.
 
-        `dormant`: those of the models that are not loaded, with their state.
+        `unloaded`: those of the models that are not loaded, with their state.
         """
         self._several = len({spec.model for spec in specs}) < len(specs)
         self._keys_of_ours = any(spec.authorization for spec in specs)
         self._own_models = frozenset(
-            {spec.model for spec in specs if spec.own_engine} | {*dormant}
+            {spec.model for spec in specs if spec.own_engine} | {*unloaded}
         )
         self._rules = object()
         self.accounts.sessions.set_replicas(specs, time.monotonic())
         for model in self.unloaded.become(
-            dormant, (spec.model for spec in specs if not spec.draining), models
+            unloaded, (spec.model for spec in specs if not spec.draining), models
         ):
             self.accounts.metrics.loads.add((model, "loaded"))
         self.carry_out(self.admission.set_replicas(specs, time.monotonic(), models=models))
@@ -460,15 +460,15 @@ class Proxy:
 
     def place(self, exchange: Exchange, arrival: Arrival, now: float) -> None:
         """Hand a new exchange to admission, or to a replica at once where it takes no slot."""
-        dormant = self.unloaded.states and exchange.model in self.unloaded.states
-        if dormant and self._is_refused(exchange, now):
+        is_unloaded = self.unloaded.states and exchange.model in self.unloaded.states
+        if is_unloaded and self._is_refused(exchange, now):
             return
-        if exchange.plan.light and not dormant:
+        if exchange.plan.light and not is_unloaded:
             self._submit_without_slot(exchange, now)
             return
-        may_wait = 1 if dormant else 0  # somebody has to, or it is never loaded
+        may_wait = 1 if is_unloaded else 0  # somebody has to, or it is never loaded
         self.carry_out(self.admission.arrive(arrival, now, may_wait=may_wait))
-        if dormant and not exchange.under_way:
+        if is_unloaded and not exchange.under_way:
             self.await_load(exchange, now)
 
     def _is_refused(self, exchange: Exchange, now: float) -> bool:

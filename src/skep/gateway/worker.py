@@ -268,8 +268,8 @@ class RelayWorker:
         match order:
             case gateway_messages.GatewaySetup():
                 self._proxy.set_policy(order)
-            case gateway_messages.ReplicaTable(replicas, models, dormant):
-                self._proxy.set_replicas(replicas, models, dormant)
+            case gateway_messages.ReplicaTable(replicas, models, unloaded):
+                self._proxy.set_replicas(replicas, models, unloaded)
             case gateway_messages.LoadFailed(model, why, retry_after_s):
                 self._proxy.load_failed(model, why, retry_after_s)
             case gateway_messages.AskDrain(_, hand_over):

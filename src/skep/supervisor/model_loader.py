@@ -94,7 +94,7 @@ class ModelLoader:
         moving = (Residency.LOADING, Residency.DRAINING, Residency.LEAVING)
         return any(state.residency in moving for state in self._eviction.states.values())
 
-    def dormant(self) -> dict[str, UnloadedModel]:
+    def unloaded_models(self) -> dict[str, UnloadedModel]:
         """Return, for the gateway, the models that must be loaded before they can answer."""
         models: dict[str, UnloadedModel] = {}
         for model, state in self._eviction.states.items():
@@ -143,7 +143,7 @@ class ModelLoader:
             for state in list(self._eviction.states.values()):
                 actions += self._look_at(state)
         self._carry_out(actions)
-        self.unloaded = self.dormant()
+        self.unloaded = self.unloaded_models()
         self._wakeup.set()
         self._moved.set()
 
@@ -236,7 +236,7 @@ class ModelLoader:
     def _carry_out_and_publish(self, actions: list[Action]) -> None:
         """Carry the actions out, and publish what they change."""
         self._carry_out(actions)
-        if actions or self.dormant() != self.unloaded:
+        if actions or self.unloaded_models() != self.unloaded:
             self.changed()
         self._wakeup.set()
 

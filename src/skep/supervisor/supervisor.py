@@ -285,7 +285,7 @@ class Supervisor:
         publish it.
         """
         self.loader.look()
-        self.gateway.publish(self.replica_set.table(self._dormant()))
+        self.gateway.publish(self.replica_set.table(self._unserved_models()))
         gateway = self.gateway.row(stopping=self.phase == "stopping")
         if self.phase == "starting" and gateway["state"] == "ready" and self._all_settled:
             self.phase = "ready"
@@ -501,7 +501,7 @@ class Supervisor:
         except BaseException:
             self.release()
             raise
-        for model in self._dormant():  # refuse the requests that wait
+        for model in self._unserved_models():  # refuse the requests that wait
             self.gateway.say(LoadFailed(model, why, PAUSED_RETRY_S))
         return {"ok": True, "holds": True}
 
@@ -525,7 +525,7 @@ class Supervisor:
         await _await_success(self._resuming)
         return {"ok": True}
 
-    def _dormant(self) -> dict[str, UnloadedModel]:
+    def _unserved_models(self) -> dict[str, UnloadedModel]:
         """Return, for the gateway, the models that no replica serves, with the reason."""
         if self.paused_for is None:
             return self.loader.unloaded
