@@ -31,7 +31,7 @@ from skep.catalog.engines import gguf_engine, kind_of, measured_engines
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import find_geometry, find_pullable
 from skep.config.rigs import ResolvedRig, cpu_rig, parse_rig, rig_of_host
-from skep.deploy.plan_request import ModelFound, PlanFlags, pins_of, read_model
+from skep.deploy.plan_request import PlanFlags, ResolvedModel, pins_of, read_model
 from skep.deploy.stored_calibration import calibration_for, host_key
 from skep.errors import EndpointError, UserError
 from skep.host.facts import memory_bandwidth_gbs
@@ -437,7 +437,7 @@ def _engine(flags: SetupFlags, engine_facts: Mapping[str, Any]) -> str:
     return engine
 
 
-def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ModelFound, tuple[str, ...]]:
+def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ResolvedModel, tuple[str, ...]]:
     """Return the model, and notes on it: by --geometry, else by the name it is served as.
 
     A file that lies here tells its format as well.

@@ -16,8 +16,8 @@ from skep.catalog.engines import kind_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, checkpoint_of, checkpoints_of
 from skep.deploy.plan_request import (
-    ModelFound,
     PlanFlags,
+    ResolvedModel,
     check_flags,
     checkpoint_asked,
     engines_of,
@@ -152,7 +152,7 @@ def answer_formats(
 
 def _rows(
     trial: FormatTrial,
-    model: ModelFound,
+    model: ResolvedModel,
     pins: Pins,
     engines: tuple[str, ...],
     best: PlanChoice,
@@ -181,7 +181,7 @@ def _rows(
 
 
 def _weight_tries(
-    model: ModelFound, pins: Pins, engines: tuple[str, ...], first: Plan
+    model: ResolvedModel, pins: Pins, engines: tuple[str, ...], first: Plan
 ) -> Iterator[tuple[Quant, str]]:
     """Yield every format with the first engine that reads it: those of known checkpoints, and the
     usual ones.

@@ -91,7 +91,7 @@ class PlanFlags(PinnedSizes, frozen=True):
     load: str | None = None  # a shape of sessions, or `task`; None: as `load_of` says
 
 
-class ModelFound(Struct, frozen=True):
+class ResolvedModel(Struct, frozen=True):
     """A model with what its name or its files say of its weights."""
 
     geometry: Geometry
@@ -137,7 +137,7 @@ class PresetAnswer(Struct, frozen=True):
 
 class PlanAnswer(Struct, frozen=True):
     flags: PlanFlags
-    model: ModelFound
+    model: ResolvedModel
     goal: PlanGoal
     pins: Pins
     engines: tuple[str, ...]
@@ -264,7 +264,7 @@ def _gives_windows(choice: PlanChoice, goal: PlanGoal) -> bool:
     return best.holds_all and best.window_tokens >= goal.window_tokens
 
 
-def checkpoint_asked(flags: PlanFlags, model: ModelFound) -> str | None:
+def checkpoint_asked(flags: PlanFlags, model: ResolvedModel) -> str | None:
     """Return the model's own files; None where another format than theirs is asked for."""
     if flags.quant is None or model.quant is None:
         return model.checkpoint
@@ -287,7 +287,7 @@ def nothing_fits(answer: PlanAnswer) -> SkepError | None:
     return max(errors, key=lambda error: error.exit_code)
 
 
-def load_of(flags: PlanFlags, model: ModelFound) -> str:
+def load_of(flags: PlanFlags, model: ResolvedModel) -> str:
     """Return the load to plan for. Without --load, lengths mean tasks; without lengths, too, it is
     the first kind of sessions that has room in the model's context, else tasks.
     """
@@ -309,7 +309,7 @@ def load_of(flags: PlanFlags, model: ModelFound) -> str:
     return flags.load
 
 
-def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
+def goal_of(flags: PlanFlags, model: ResolvedModel) -> PlanGoal:
     """Return what the plan is for: sessions with the context that they should have, or tasks."""
     load = load_of(flags, model)
     if load == TASK:
@@ -317,7 +317,7 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
     return _goal_of_sessions(flags, model, find_shape(load))
 
 
-def _goal_of_sessions(flags: PlanFlags, model: ModelFound, shape: SessionShape) -> PlanGoal:
+def _goal_of_sessions(flags: PlanFlags, model: ResolvedModel, shape: SessionShape) -> PlanGoal:
     limit = model.geometry.max_context or _NO_LIMIT
     window = min(flags.context or shape.wanted_window_tokens, limit)
     check_window(shape, window, "--load")
@@ -338,7 +338,7 @@ def _limits_of(flags: PlanFlags) -> tuple[tuple[str, float], ...]:
     return tuple((limit.name, limit.ms) for limit in SloLimits.parse(flags.slo).limits)
 
 
-def _goal_of_tasks(flags: PlanFlags, model: ModelFound) -> PlanGoal:
+def _goal_of_tasks(flags: PlanFlags, model: ResolvedModel) -> PlanGoal:
     """Return the goal of tasks. Without lengths they are as long as an agent's, as far as the
     context is enough.
     """
@@ -389,7 +389,7 @@ def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = N
         )
 
 
-def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
+def pins_of(flags: PlanFlags, model: ResolvedModel) -> Pins:
     if flags.utilization is not None and not 0 < flags.utilization <= 1:
         raise UserError(
             f"--memory-share {flags.utilization:g} is not a share of a card",
@@ -420,7 +420,7 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     )
 
 
-def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
+def engines_of(flags: PlanFlags, model: ResolvedModel, rig: ResolvedRig) -> tuple[str, ...]:
     """Return the engines to plan with: llama.cpp for GGUF, Apple's chips and NVIDIA's oldest, the
     others for folders, else all.
     """
@@ -460,7 +460,7 @@ def read_rigs(flags: PlanFlags) -> tuple[ResolvedRig, ...]:
     )
 
 
-def read_model(name: str) -> ModelFound:
+def read_model(name: str) -> ResolvedModel:
     """Return a model by its path or name. `qwen3-8b` is a name even beside a folder so called."""
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
@@ -476,7 +476,7 @@ def read_model(name: str) -> ModelFound:
     return model_by_name(name)
 
 
-def model_by_name(name: str) -> ModelFound:
+def model_by_name(name: str) -> ResolvedModel:
     """Return a model of the catalogue.
 
     It reads no file, so that it does not tell which files exist.
@@ -486,16 +486,16 @@ def model_by_name(name: str) -> ModelFound:
     model = geometry(name)
     words = re.split(r"[\s_-]+", name.lower())
     if words[-1] == "gguf":
-        return ModelFound(
+        return ResolvedModel(
             model,
             notes=(f"{name} is taken as GGUF for llama.cpp, by its name",),
             engine=gguf_engine(),
         )
     word = next((word for word in words if word in _QUANT_ENDINGS), None)
     if word is None or model.id == name.lower():
-        return ModelFound(model)
+        return ResolvedModel(model)
     quant = find_quant(word)
-    return ModelFound(
+    return ResolvedModel(
         model,
         quant,
         name if "/" in name else None,
@@ -503,7 +503,7 @@ def model_by_name(name: str) -> ModelFound:
     )
 
 
-def _read_gguf(path: Path, name: str) -> ModelFound:
+def _read_gguf(path: Path, name: str) -> ResolvedModel:
     from skep.weights.gguf import geometry_of, read_header
 
     try:
@@ -514,7 +514,7 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
     takes_tools = header_takes_tools(header.metadata)
     if any(tensor.type_name == "MXFP4" for tensor in header.tensors):
         notes = (f"{path.name} holds MXFP4",)
-        return ModelFound(geometry, QUANTS["gguf_mxfp4"], name, notes, takes_tools=takes_tools)
+        return ResolvedModel(geometry, QUANTS["gguf_mxfp4"], name, notes, takes_tools=takes_tools)
     # `Model-Q4_K_M`
     word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w{1,16})?|BF16|F16)$", path.stem, re.IGNORECASE)
     quant = known_quant(word[1]) if word else None
@@ -525,16 +525,16 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
         quant = min(gguf_formats, key=lambda q: abs(q.bits - bits))
         by = "size"
     notes = (f"{path.name} is taken as {quant.title}, by its {by}",)
-    return ModelFound(geometry, quant, name, notes, takes_tools=takes_tools)
+    return ResolvedModel(geometry, quant, name, notes, takes_tools=takes_tools)
 
 
-def _read_folder(path: Path) -> ModelFound:
+def _read_folder(path: Path) -> ResolvedModel:
     from skep.weights.config_json import read_config, read_quantization
 
     geometry = read_config(path)
     quantization = read_quantization(path)
     folder = path.parent if path.suffix == ".json" else path
-    model = ModelFound(geometry, checkpoint=str(folder), takes_tools=folder_takes_tools(folder))
+    model = ResolvedModel(geometry, checkpoint=str(folder), takes_tools=folder_takes_tools(folder))
     if quantization is None:
         return replace(model, quant=QUANTS["bf16"])
     quant = _named_quant(quantization.method, quantization.bits, floats=quantization.floats)

@@ -21,10 +21,10 @@ from skep.config.rigs import ResolvedRig
 from skep.deploy.plan_request import (
     AGENTS,
     FigureBeside,
-    ModelFound,
     PlanAnswer,
     PlanFlags,
     PresetAnswer,
+    ResolvedModel,
     check_flags,
     goal_of,
     own_basis,
@@ -95,7 +95,7 @@ def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
     request = _request(preset, flags)
     model, setup = _setup(request.preset)
     flags = _with_cards(flags, preset)
-    goal = goal_of(_with_lengths(flags, request.preset, setup), ModelFound(model))
+    goal = goal_of(_with_lengths(flags, request.preset, setup), ResolvedModel(model))
     rigs = read_rigs(flags)
     notes = [note for rig in rigs for note in rig.notes]
     choices: list[PlanChoice] = []
@@ -115,10 +115,10 @@ def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
             )
     beside = PresetAnswer(request.preset, tuple(figures), tuple(_cautions(request, cautions)))
     distinct_notes = tuple(dict.fromkeys(filter(None, notes)))
-    model_found = ModelFound(model, checkpoint=preset.checkpoint)
+    resolved_model = ResolvedModel(model, checkpoint=preset.checkpoint)
     return PlanAnswer(
         flags,
-        model_found,
+        resolved_model,
         goal,
         _pins(setup),
         (setup.engine,),

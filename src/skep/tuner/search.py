@@ -53,7 +53,7 @@ class ConfigTrial:
     """A configuration against the best so far: the starts of both sides, how long all took, and
     what they say.
 
-    `verdict` is final once it is not OPEN. `late`: limits decided, not speed.
+    `verdict` is final once it is not OPEN. `decided_by_limits`: not by speed.
     """
 
     def __init__(
@@ -62,33 +62,33 @@ class ConfigTrial:
         self.config = config
         self.predicted: float | None = None  # as a ratio
         self.changes = config.changes_from(incumbent)
-        self.starts: list[ServerStart] = []
-        self.beside: list[ServerStart] = []  # the incumbent's
+        self.starts: list[ServerStart] = []  # of this configuration
+        self.incumbent_starts: list[ServerStart] = []
         self.seconds = 0.0
         self.speeds = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
-        self.late = False
+        self.decided_by_limits = False
         # It is compared with earlier starts of the incumbent: the gain is larger than any drift.
-        self.alone = False
+        self.is_unpaired = False
 
     @property
     def over_limits(self) -> tuple[float, float]:
         """Its own share of the limits, and the incumbent's."""
-        return over_limit(self.starts), over_limit(self.beside)
+        return over_limit(self.starts), over_limit(self.incumbent_starts)
 
     def add_round(
         self, incumbent_start: ServerStart, own_start: ServerStart, seconds: float
     ) -> None:
         """Take one round of both sides in, and decide what it shows."""
         self.starts.append(own_start)
-        self.beside.append(incumbent_start)
+        self.incumbent_starts.append(incumbent_start)
         self.seconds += seconds
         if own_start.failure is not None:
             return
         self.speeds.feed(paired(incumbent_start.readings, own_start.readings))
         has_enough_starts = len(self.starts) >= STARTS
-        self.late = max(self.over_limits) > 1
-        if self.late:
+        self.decided_by_limits = max(self.over_limits) > 1
+        if self.decided_by_limits:
             self.verdict = self._verdict_of_limits(has_enough_starts=has_enough_starts)
         else:
             self.verdict = self.speeds.verdict
@@ -201,7 +201,9 @@ class KnobSearch:
             return None
         if isinstance(chosen, Move):
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
-            self._trial.alone = len(self.chooser.measured_for(chosen.config, self.incumbent)) == 1
+            self._trial.is_unpaired = (
+                len(self.chooser.measured_for(chosen.config, self.incumbent)) == 1
+            )
             return self._confirm(self._trial)
         return self._screen(chosen)
 
@@ -278,7 +280,7 @@ class KnobSearch:
         return None
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
-        if trial.alone:
+        if trial.is_unpaired:
             configs: tuple[KnobConfig, ...] = (trial.config,)
         else:
             configs = (self.incumbent, trial.config)
@@ -327,7 +329,7 @@ class KnobSearch:
         """
         starts = self._measurements.starts(self.incumbent)
         earlier = [start for start in starts if start.figures][-STARTS:]
-        if self._trial is not None and self._trial.alone:
+        if self._trial is not None and self._trial.is_unpaired:
             beside = earlier[len(self._trial.starts)]
         elif self.incumbent not in request.configs:  # a first look alone: beside the newest start
             beside = earlier[-1]
@@ -379,7 +381,7 @@ class KnobSearch:
         if belief.hope >= grain.floor and not is_hopeless:
             return
         own_share, rival_share = trial.over_limits
-        trial.late = own_share > max(1.0, rival_share)
+        trial.decided_by_limits = own_share > max(1.0, rival_share)
         if trial.speeds.verdict is SequentialVerdict.WORSE:
             trial.verdict = SequentialVerdict.WORSE
         else:
@@ -403,7 +405,7 @@ class KnobSearch:
             self._fail(trial, own_start.failure)
             return
         undecided = trial.verdict is SequentialVerdict.OPEN
-        if trial.alone and self._needs_side_by_side(trial):
+        if trial.is_unpaired and self._needs_side_by_side(trial):
             self._trial = self._trial_of(trial.config, self.chooser.grain)  # again, side by side
             self._trial.seconds = trial.seconds
             return
@@ -447,7 +449,7 @@ class KnobSearch:
         self.chooser.moved(self.incumbent, trial.changes)
 
     def _turn_down(self, trial: ConfigTrial) -> None:
-        if trial.late:
+        if trial.decided_by_limits:
             self._reject(trial, StageDecision.OVER_LIMIT)
         else:
             self._reject(trial, _TURNED_DOWN[trial.verdict])
@@ -458,7 +460,7 @@ class KnobSearch:
         self.chooser.close(trial.changes, self.incumbent, same=decision is StageDecision.SAME)
 
     def _reason(self, trial: ConfigTrial) -> str:
-        if trial.late:
+        if trial.decided_by_limits:
             return limit_words(*trial.over_limits, self.aim.slo)
         return speed_words(trial.starts, trial.verdict, trial.speeds.ratio)
 

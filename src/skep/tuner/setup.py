@@ -27,8 +27,8 @@ from skep.config.presets import find_preset, presets_folder
 from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.deploy.plan_request import (
     AGENTS,
-    ModelFound,
     PlanFlags,
+    ResolvedModel,
     engines_of,
     own_basis,
     read_model,
@@ -503,7 +503,7 @@ def _named_engine(options: TuningOptions, preset: Preset | None) -> str | None:
 
 
 def _machine(
-    host: HostFacts, rig: ResolvedRig | None, model: ModelFound | None = None
+    host: HostFacts, rig: ResolvedRig | None, model: ResolvedModel | None = None
 ) -> TuneMachine:
     return TuneMachine(
         cores=host.cpu_cores,
@@ -530,7 +530,10 @@ def _with_checkpoint(preset: Preset, checkpoint: str | None) -> Preset:
 
 
 def _candidate_engines(
-    options: TuningOptions, engine: str | None, model: ModelFound | None, rig: ResolvedRig | None
+    options: TuningOptions,
+    engine: str | None,
+    model: ResolvedModel | None,
+    rig: ResolvedRig | None,
 ) -> tuple[str, ...]:
     """Return the engine that is named, or those whose layouts may be the first."""
     if engine is not None:
@@ -565,7 +568,7 @@ def _first_preset(
 
 
 def _served_without_folders(
-    base: Preset, options: TuningOptions, model: ModelFound | None
+    base: Preset, options: TuningOptions, model: ResolvedModel | None
 ) -> Preset:
     """Return the preset served under the name of its file, where the file was named."""
     is_file = options.name.endswith(".gguf")
@@ -583,7 +586,7 @@ def _target(
     base: Preset,
     machine: TuneMachine,
     rig: ResolvedRig | None,
-    model: ModelFound | None,
+    model: ResolvedModel | None,
     basis: Basis,
 ) -> TuneTarget:
     notes: list[str] = []
@@ -675,7 +678,7 @@ def _simulated_rig(options: TuningOptions, preset: Preset | None, host: HostFact
     return rig_of_host(host, link)
 
 
-def _model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
+def _model(options: TuningOptions, engine: str | None, paths: Paths) -> ResolvedModel | None:
     """Return what is known of the model that is named.
 
     None: its engine is named, and may know it where skep does not.
