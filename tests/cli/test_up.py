@@ -246,6 +246,21 @@ def sweep(rig):
     return rig.skep("bench", "sweep", "--url", rig.ready["url"], *load, "--json", check=0)
 
 
+def first_slots(skep, load):
+    on_rig = ("--gpu", "rtx-5090", "--simulate", "--dry-run", "--load", load)
+    return skep("up", "qwen3.6-27b", *on_rig, check=0).stderr.splitlines()[0]
+
+
+def test_the_layout_is_planned_for_what_agents_send(skep):
+    assert first_slots(skep, "small") != first_slots(skep, "task")
+
+
+def test_a_load_that_skep_does_not_know_is_refused_by_name(skep):
+    done = skep("up", "qwen3-8b", "--gpu", "h200", "--simulate", "--load", "chatter", check=2)
+    assert "--load `chatter` is not known" in done.stderr
+    assert "known: coding, small, task" in done.stderr
+
+
 def test_a_rig_that_is_not_here_is_served_without_weights(rig):
     assert "no model runs" in rig.notes
     assert not (rig.folder / "cache").exists()

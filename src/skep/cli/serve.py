@@ -33,7 +33,7 @@ class ServeOptions:
 
     PANELS: ClassVar[dict[str, str]] = {
         "Run": "embedded dry_run detach config fallback as_json",
-        "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp pp "
+        "Layout": "replicas slots context concurrency load engine checkpoint quant kv spec tp pp "
         "graphs "
         "vision gpus "
         "memory_share kv_ram threads binary",
@@ -119,6 +119,13 @@ class ServeOptions:
         int | None,
         option(
             "Number of agents to plan the layout for (default: 4).", "-c", "--concurrency", min=1
+        ),
+    ] = None
+    load: Annotated[
+        str | None,
+        option(
+            "What agents send, to plan the layout for: coding, small or task, as `skep plan` "
+            "has it."
         ),
     ] = None
     gpus: Annotated[str | None, option("Use only these GPUs of this machine, such as 0,1.")] = None

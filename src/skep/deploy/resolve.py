@@ -57,6 +57,7 @@ OFFERS = 3
 # Fields of a request that are flags of `skep plan` by the same names.
 _PLAN_FLAGS = (
     "link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "graphs", "vision",
+    "load",
 )  # fmt: skip
 SHOWN_CHECKPOINTS = 4
 
@@ -86,6 +87,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
     graphs: bool | None = None
     vision: bool = False
     concurrency: int | None = None
+    load: str | None = None  # what agents send, as `skep plan --load`
     link: str | None = None
     gpu: tuple[str, ...] = ()  # cards of a rig that is simulated
     gpus: str | None = None  # numbers of this machine's
@@ -100,7 +102,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
     @property
     def planned(self) -> dict[str, Any]:
         """Return what only a plan understands."""
-        return self.given("quant", "spec", "pp", "concurrency", "link")
+        return self.given("quant", "spec", "pp", "concurrency", "load", "link")
 
     def plan_flags(self, model: str, agents: int) -> PlanFlags:
         """Return the request as the flags of `skep plan`."""
@@ -308,11 +310,22 @@ class PlannedServe(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         setup = self.plan.setup
-        prediction = self._prediction
-        around = f"({prediction.low:,.0f} to {prediction.high:,.0f})"
-        speed = f"{prediction.effective_tok_s:,.0f} tok/s at C={prediction.concurrency} {around}"
+        speed = self._sessions() or self._tasks()
         layout = f"{setup.layout}, {setup.slots} slots a replica"
         return f"{setup.engine}, {setup.quant.title}, {layout}; {speed}"
+
+    def _sessions(self) -> str | None:
+        """Say what the agents' sessions get; None where single requests were planned."""
+        rated = self.plan.rated
+        if rated.session is None:
+            return None
+        turns = f"{rated.session.turns_per_min:.1f} turns/min with {rated.session.sessions} agents"
+        return f"{turns}, {rated.warm_sessions} sessions stay warm"
+
+    def _tasks(self) -> str:
+        prediction = self._prediction
+        around = f"({prediction.low:,.0f} to {prediction.high:,.0f})"
+        return f"{prediction.effective_tok_s:,.0f} tok/s at C={prediction.concurrency} {around}"
 
 
 def best_plan(
