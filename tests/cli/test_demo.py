@@ -20,7 +20,7 @@ from skep.cli import demo_page
 from skep.host.processes import descendants
 from skep.store.records import ClientSample, Request
 
-FIGURE = re.compile(r"\d (tok/s|s|ms|min)\b|\d×")
+FIGURE = re.compile(r"\d (tok/s|turns/min|s|ms|min)\b|\d×")
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,12 @@ def test_a_demo_shows_a_question_to_a_real_model_and_when_its_first_token_came(d
 def test_a_demo_has_a_line_for_each_gateway_at_each_level(demo):
     gateways = [line.split("agents")[-1].split()[0] for line in demo.simulated[:6]]
     assert gateways == ["nginx", "no", "skep"] * 2
+
+
+def test_a_demo_plays_sessions_of_agents_until_they_read_their_prompts_again(demo):
+    lines = [line for line in demo.simulated if "turns/min" in line]
+    assert [int(line.split()[1]) for line in lines] == [1, 2, 4, 8]
+    assert all("turns/min" in line and "with KV in RAM" in line for line in lines)
 
 
 def test_a_demo_ends_with_the_path_of_its_report(demo):

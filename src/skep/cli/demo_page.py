@@ -23,8 +23,11 @@ from skep.bench.tasks import BenchTask, Sender
 from skep.catalog.presets import Published
 from skep.config.presets import shipped_presets
 from skep.config.settings import EMBEDDED_MODEL
+from skep.deploy.plan_request import PlanFlags
+from skep.deploy.resolve import best_plan
 from skep.errors import EndpointError
 from skep.report.comparison import comparison_page
+from skep.report.plan_sessions import SessionRow, session_rows
 from skep.report.terminal import note
 from skep.store.database import Store, open_store
 from skep.units import format_seconds, milliseconds, number, times
@@ -34,11 +37,13 @@ DEMO_QUESTION = "What is a GPU? Answer in one sentence."
 # The simulated rig, whose figures are published.
 DEMO_MODEL = "qwen3.6-27b"
 DEMO_PRESET = "qwen3.6-27b-2x3090-replicas"
+DEMO_RIG = "2x rtx-3090"
+DEMO_SESSIONS = 4  # planned for; up to twice as many are played
 
 
 async def demonstrate(url: str, engines: Sequence[str], key: str | None, store_path: Path) -> str:
     """Return the report: the same simulated engines without a gateway and behind skep's."""
-    note("2/4 one question to the real model")
+    note("2/5 one question to the real model")
     await _ask_one_question(await find_endpoint(url, EMBEDDED_MODEL))
     gateway = await find_endpoint(url, DEMO_MODEL)
     direct = [
@@ -49,8 +54,9 @@ async def demonstrate(url: str, engines: Sequence[str], key: str | None, store_p
     _say_what_is_simulated()
     with open_store(store_path) as store:
         summaries = await _measure_both_ways(store, direct, gateway, published)
+        _say_sessions(store_path)
         note(
-            f"4/4 {DEMO_TASKS} tasks on the SIMULATED rig through skep: one after the "
+            f"5/5 {DEMO_TASKS} tasks on the SIMULATED rig through skep: one after the "
             "other, then as a swarm"
         )
         swarm = await _measure_swarm(store, gateway)
@@ -103,7 +109,10 @@ async def _measure_swarm(store: Store, gateway: Endpoint) -> str:
 
 def _say_what_is_simulated() -> None:
     tokens = f"{DEMO_TOKENS:,} tokens in and out"
-    note(f"3/4 agents on the SIMULATED rig: {DEMO_MODEL}, 2 engines of 2 slots, {tokens}")
+    note(
+        f"3/5 requests of agents on the SIMULATED rig: {DEMO_MODEL}, 2 engines of 2 slots, "
+        f"{tokens}"
+    )
     note(
         f"    SIMULATED time runs {1 / DEMO_SCALE:.0f}x as fast as the clock; the gateway "
         "and the requests are real"
@@ -116,6 +125,36 @@ def _say_what_is_simulated() -> None:
         "    published: the real rig behind nginx least_conn; first token: the median, "
         "waiting included"
     )
+
+
+def _say_sessions(store_path: Path) -> None:
+    """Print what sessions of coding agents would get from the rig, by their number."""
+    note(
+        f"4/5 sessions of coding agents on the SIMULATED rig: {DEMO_MODEL}, played in virtual time"
+    )
+    note(
+        "    a session sends one growing prompt, turn after turn; where the KV cache holds no "
+        "more of them, each is read again"
+    )
+    flags = PlanFlags(DEMO_MODEL, gpu=(DEMO_RIG,), agents=DEMO_SESSIONS)
+    outlook = best_plan(flags, store_path).outlook
+    assert outlook is not None
+    for row in session_rows(outlook):
+        _say(_session_line(row))
+
+
+def _session_line(row: SessionRow) -> str:
+    level = row.level
+    bar = "█" * round(2 * level.turns_per_min)
+    first = format_seconds(level.first_token_s)
+    noun = "session " if level.sessions == 1 else "sessions"
+    line = (
+        f"SIMULATED {level.sessions:3} {noun} {level.turns_per_min:5.1f} turns/min {bar:16} "
+        f"first token {first:>6}"
+    )
+    if row.with_ram is None:
+        return line
+    return f"{line}, with KV in RAM {row.with_ram.turns_per_min:.1f} turns/min"
 
 
 def _say(line: str) -> None:

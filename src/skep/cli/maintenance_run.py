@@ -41,7 +41,7 @@ def pull_model(source: str, *, as_json: bool) -> None:
     from skep.quality.banks import pull_humaneval
     from skep.weights.pull import pull
 
-    # The bank of tasks; fetched with the first use as well.
+    # `humaneval` is a bank of tasks, no model; its first use fetches it too.
     fetch = pull_humaneval if source == HUMANEVAL else pull
     is_source = source == HUMANEVAL or "/" in source or find_pullable(source) is not None
     if not is_source and find_geometry(source) is not None:
@@ -96,7 +96,7 @@ def run_demo(output: OutputFile) -> None:
     alive_read, _alive_write = os.pipe()
     try:
         note(
-            f"1/4 starting the gateway, {EMBEDDED_MODEL} (a real model, on the CPU) and a "
+            f"1/5 starting the gateway, {EMBEDDED_MODEL} (a real model, on the CPU) and a "
             "SIMULATED 2x RTX 3090"
         )
         with byte_progress("fetching the weights") as progress:
