@@ -113,11 +113,11 @@ def bank_of(options: QualityOptions, plan: TrialPlan) -> Bank:
     return bank
 
 
-async def measure(plan: TrialPlan, bank: Bank, target: QualityOptions) -> QualitySummary:
+async def measure(plan: TrialPlan, bank: Bank, options: QualityOptions) -> QualitySummary:
     check_packages(bank.items)
     sandbox = open_sandbox() if needs_sandbox(bank.items) else None
     try:
-        endpoint = await target.find()
+        endpoint = await options.find()
         ready = ReadyTools(bank, {})
         if has_tools(bank.name):
             ready = await ready_tools(
@@ -125,13 +125,13 @@ async def measure(plan: TrialPlan, bank: Bank, target: QualityOptions) -> Qualit
                 bank.name,
                 seed=plan.seed,
                 count=len(bank.items),
-                max_tokens=target.max_tokens,
+                max_tokens=options.max_tokens,
             )
             bank = ready.bank
         simulated = " (simulated)" if endpoint.simulated else ""
         note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
         note(*ready.left_out)
-        kv = named_kv(target.kv) or await served_kv(endpoint)
+        kv = named_kv(options.kv) or await served_kv(endpoint)
         if has_tools(bank.name):
             note(f"tasks with tools after {', '.join(ready.histories)} of context; {kv_words(kv)}")
         note(*outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available))

@@ -103,7 +103,7 @@ def _before_sending(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def run_tasks(options: TaskRunOptions) -> int:
-    """Everything that can be wrong is found before the first task is sent."""
+    """Send the tasks once all that can be wrong has been checked; return the exit status."""
     paths = user_paths(os.environ)
     as_json = options.as_json
     if options.tasks in (None, "-"):
@@ -245,7 +245,7 @@ async def _split(
 
 
 def run_ask(options: AskOptions) -> int:
-    """Everything that can be wrong is found before the first task is sent."""
+    """Carry out a goal once all that can be wrong has been checked; return the exit status."""
     goal = options.goal.strip()
     order = _order_of(options)
     if options.output is not None:

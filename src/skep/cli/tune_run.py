@@ -52,8 +52,8 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
     take no time. A terminal that went away is no reason to stop.
     """
     began = time.monotonic()
-    brief = status.tuning.simulated
-    lines = not can_draw(sys.stderr)
+    is_simulated = status.tuning.simulated
+    prints_lines = not can_draw(sys.stderr)
 
     def on_event(event: TuneEvent) -> None:
         nonlocal began
@@ -61,18 +61,18 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
         line = None
         if isinstance(event, BenchRequest):
             began = time.monotonic()
-            line = None if brief else f"{event.words} ..."
+            line = None if is_simulated else f"{event.words} ..."
         elif isinstance(event, TuneStage):
             line = stage_words(event, unit_of(status.tuning))
-        if lines and line is not None:
+        if prints_lines and line is not None:
             with suppress(OSError):  # nobody reads on: the work is worth more than the story of it
                 note(one_line(line, 600))
 
-    if lines:
+    if prints_lines:
         yield on_event
         return
     with live_view(
-        lambda page: status_lines(status, page, 0.0 if brief else time.monotonic() - began)
+        lambda page: status_lines(status, page, 0.0 if is_simulated else time.monotonic() - began)
     ):
         yield on_event
 

@@ -324,12 +324,12 @@ def _host_link(kind: str, first: Gpu, second: Gpu, card: Device, device: Device)
 
 def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, replicas: int = 1) -> Rig:
     """Return the CPU as a rig. Replicas share cores and memory: each is a device of its own."""
-    per_cycle = next(
+    flops_per_cycle = next(
         (width for name, width in _PER_CYCLE if name in facts.cpu_features), _LEAST_PER_CYCLE
     )
-    tflops = facts.cpu_cores * _CLOCK_GHZ * per_cycle / 1000
-    value_origin = ValueOrigin("copying a large buffer", "C")
-    whole = Device(
+    tflops = facts.cpu_cores * _CLOCK_GHZ * flops_per_cycle / 1000
+    measured_origin = ValueOrigin("copying a large buffer", "C")
+    cpu = Device(
         id="cpu",
         title=facts.cpu_model or "CPU",
         vendor="cpu",
@@ -340,15 +340,15 @@ def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, replicas: int = 1) -> Rig
         units=facts.cpu_cores,
         formats=("fp16", "int8"),
         origins={
-            "bandwidth_gbs": value_origin,
+            "bandwidth_gbs": measured_origin,
             "fp16_tflops": ValueOrigin("cores x 3 GHz x width of the units", "C"),
         },
     )
-    share = dataclasses.replace(
-        whole,
-        memory_gib=whole.memory_gib / replicas,
-        bandwidth_gbs=whole.bandwidth_gbs / replicas,
-        fp16_tflops=(whole.fp16_tflops or 0.0) / replicas,
+    cpu_share = dataclasses.replace(
+        cpu,
+        memory_gib=cpu.memory_gib / replicas,
+        bandwidth_gbs=cpu.bandwidth_gbs / replicas,
+        fp16_tflops=(cpu.fp16_tflops or 0.0) / replicas,
     )
-    title = f"this machine's CPU ({facts.cpu_cores} cores, {whole.bandwidth_gbs:g} GB/s)"
-    return Rig((share if replicas > 1 else whole,) * replicas, title=title)
+    title = f"this machine's CPU ({facts.cpu_cores} cores, {cpu.bandwidth_gbs:g} GB/s)"
+    return Rig((cpu_share if replicas > 1 else cpu,) * replicas, title=title)

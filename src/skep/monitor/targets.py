@@ -58,7 +58,7 @@ def add_target(
 ) -> AddedTarget:
     """Store a target.
 
-    `own`: its URL is that of this installation's gateway. `check`: connect to it first.
+    `own_gateway`: its URL is that of this installation's gateway. `check`: connect to it first.
     """
     check_target(target)
     for watched in series.targets():

@@ -130,7 +130,7 @@ def fit(foresee: SpeedModelMaker, measured: CalibrationData) -> Fitted:
     if long is not None:
         prompt = _scaled(long.ttft_s, plain.outcome(long.load()).ttft_s)
     if measured.crowd:
-        batch = _batch(foresee, measured.crowd, _bounded(decode))
+        batch = _batch_factor(foresee, measured.crowd, _bounded(decode))
     else:
         batch = None
     named = {"steps": decode, "further sequences": batch, "prompts": prompt}
@@ -148,7 +148,9 @@ def before_and_after(
     return foresee(UNTUNED).outcome(load), foresee(fitted.tuning).outcome(load)
 
 
-def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> Interval | None:
+def _batch_factor(
+    foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval
+) -> Interval | None:
     """Return the factor on further sequences: near 1 where they cost next to nothing and noise
     would decide.
     """
@@ -165,20 +167,20 @@ def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> 
         step_s = step.seconds(sequences, sequences * middle)
         return step_s / step.tokens_per_step(sequences)
 
-    low = tpot(_LEAST)
-    high = tpot(1.0)
-    slope = (high - low) / (1.0 - _LEAST)
-    if slope <= 1e-4 * high:
+    least_tpot_s = tpot(_LEAST)
+    usual_tpot_s = tpot(1.0)
+    slope = (usual_tpot_s - least_tpot_s) / (1.0 - _LEAST)
+    if slope <= 1e-4 * usual_tpot_s:
         return None
     estimate = crowd.tpot_s.estimate
-    factor = 1.0 + (estimate - high) / slope
+    factor = 1.0 + (estimate - usual_tpot_s) / slope
     measured_half = (crowd.tpot_s.high - crowd.tpot_s.low) / 2
-    unsure = math.hypot(measured_half, decode.half_width * estimate) / slope
-    deviation = unsure / _SIGMAS.get(crowd.runs, 1.96)
+    half_width = math.hypot(measured_half, decode.half_width * estimate) / slope
+    deviation = half_width / _SIGMAS.get(crowd.runs, 1.96)
     share = _USUAL**2 / (_USUAL**2 + deviation**2)
     factor = 1.0 + (factor - 1.0) * share
-    unsure = unsure * math.sqrt(share)
-    return Interval(max(0.0, factor - unsure), factor, factor + unsure)
+    half_width = half_width * math.sqrt(share)
+    return Interval(max(0.0, factor - half_width), factor, factor + half_width)
 
 
 def _scaled(measured: Interval, predicted: float) -> Interval:

@@ -491,6 +491,7 @@ def _fixed_terms(
 
 
 def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
+    """Return what the weights take on one card: the model's own, draft layers, a vision tower."""
     model = setup.model
     quant = setup.quant
     layout = setup.layout
@@ -499,18 +500,18 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
     expert_ways = max(layout.tp, layout.ep)
     experts = parts.experts * bits["experts"] / 8 / expert_ways * (1 - setup.ram_share)
     dense_bits = parts.small * bits["small"] + parts.mlp * bits["mlp"]
-    body = experts + dense_bits / 8 / layout.tp
+    layer_bytes = experts + dense_bits / 8 / layout.tp
     stage_layers = ceil(model.layers / layout.pp)
-    share = stage_layers / max(1, model.layers)
+    stage_share = stage_layers / max(1, model.layers)
     embedding = parts.embedding * bits["ends"] / 8
     head = parts.head * bits["ends"] / 8
-    ends, note = _ends(setup, embedding, head)
+    end_bytes, note = _ends(setup, embedding, head)
     if layout.cards_each > 1:
-        spread = f" over {layout.cards_each} cards"
+        over_cards = f" over {layout.cards_each} cards"
     else:
-        spread = ""
-    how = f"{quant.title}, {quant.bits:g} bits a weight{spread}, {note}"
-    terms = [Term("weights", int(body * share + ends), how)]
+        over_cards = ""
+    how = f"{quant.title}, {quant.bits:g} bits a weight{over_cards}, {note}"
+    terms = [Term("weights", int(layer_bytes * stage_share + end_bytes), how)]
     if _drafts_itself(setup):
         dense = (parts.draft - parts.draft_experts) / layout.tp
         layer_params = dense + parts.draft_experts / expert_ways

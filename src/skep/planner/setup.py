@@ -108,6 +108,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=512)
 def parts_of(model: Geometry) -> Parts:
+    """Return the parameters of each part, scaled so that they add up to the published total."""
     ends = float(model.vocab * model.hidden)
     attention = float(_attention(model))
     linear = float(_linear_attention(model))
@@ -119,15 +120,14 @@ def parts_of(model: Geometry) -> Parts:
     scale, scale_experts = _scales(model, counted, experts, published)
     attending = model.full_layers + model.sliding_layers + model.linear_layers
     attention_of_layer = (attention + linear) / max(1, min(attending, model.layers))
-    if model.is_moe and model.mtp_layers:
-        draft_experts = experts / model.expert_layers
-    else:
-        draft_experts = 0.0
+    draft = 0.0
+    draft_experts = 0.0
     if model.mtp_layers:
-        draft_mlp = 0.0 if model.is_moe else 3.0 * model.hidden * model.intermediate
+        draft_mlp = 3.0 * model.hidden * model.intermediate
+        if model.is_moe:
+            draft_mlp = 0.0
+            draft_experts = experts / model.expert_layers
         draft = attention_of_layer + draft_mlp + draft_experts + 2.0 * model.hidden**2
-    else:
-        draft = 0.0
     return Parts(
         embedding=ends,
         head=0.0 if model.tied_embeddings else ends,

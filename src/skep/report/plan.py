@@ -576,6 +576,7 @@ def _length(figure: FigureBeside, tokens: int) -> str:
 
 
 def _layouts(answer: PlanAnswer, ranked: Sequence[Ranked]) -> None:
+    """Print the table of the best twelve, and why those that cannot start do not."""
     agents = answer.goal.agents
 
     def figure(column: Column[Any]) -> Column[Ranked]:
@@ -596,14 +597,16 @@ def _layouts(answer: PlanAnswer, ranked: Sequence[Ranked]) -> None:
     ]
     if answer.goal.shape is not None:
         columns += _SESSION_FIGURES
+        price_text = _one_digit
     else:
         columns += map(figure, _FIGURES)
+        price_text = as_count
     columns.append(
         Column(
             "per_price",
             _price_title(answer),
             lambda pair: _per_price(agents, *pair),
-            _one_digit if answer.goal.shape is not None else as_count,
+            price_text,
             rank=2,
             optional=True,
         )

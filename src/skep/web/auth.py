@@ -291,8 +291,8 @@ class AccessMiddleware:
             if (refused := self._refusal(request)) is not None:
                 await refused(scope, receive, send_guarded)
             elif self._site.guarded and not _is_open(request):
-                still = partial(self._authenticator.is_still_admitted, visitor_of(request))
-                await answer_while(still, self.app, scope, receive, send_guarded)
+                admitted = partial(self._authenticator.is_still_admitted, visitor_of(request))
+                await answer_while(admitted, self.app, scope, receive, send_guarded)
             else:
                 await self.app(scope, receive, send_guarded)
         except SkepError as error:

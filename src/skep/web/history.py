@@ -221,7 +221,12 @@ def view_of(site: Site, series: SeriesStore, query: HistoryQuery, target: str) -
             replace(alert, message=alert.rule.value, closed_because=None) for alert in alerts
         ]
     return TargetHistory(
-        *(target, key, keys, since, until, history),
+        target=target,
+        key=key,
+        keys=keys,
+        since=since,
+        until=until,
+        history=history,
         failed=tuple(row["due_at"] for row in rows if row["outcome"] == ProbeOutcome.FAILED),
         missed=tuple(
             (row["due_at"], row["ended_at"])

@@ -45,13 +45,12 @@ class SessionPages:
         now = self.site.clock()
         sessions = [session for session in self._sessions() if has_turns(session, now)]
         columns = session_columns(now)
-        full = len(sessions) > SESSIONS_LISTED
         return page(
             self.site,
             "sessions.html",
             sessions=sessions[:SESSIONS_LISTED],
             columns=columns,
-            full=full,
+            full=len(sessions) > SESSIONS_LISTED,
             most=SESSIONS_LISTED,
         )
 

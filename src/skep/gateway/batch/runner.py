@@ -452,6 +452,7 @@ class BatchRunner:
     def _finish(
         self, order: BatchOrder, unanswered: list[BatchRequest], status: BatchStatus
     ) -> None:
+        """Write the files of answers and of errors, and end the batch with this status."""
         now = time.time()
         if status is not BatchStatus.CANCELLED:
             self.store.become(order.id, BatchStatus.FINALIZING, now)
@@ -459,7 +460,7 @@ class BatchRunner:
             result_of(
                 request,
                 BatchAnswer(None, fault=f"batch_{status}"),
-                f"batch_req_{order.id[6:]}_{request.index}",
+                f"batch_req_{order.id.removeprefix('batch_')}_{request.index}",
                 now,
             ).line
             for request in unanswered
@@ -476,10 +477,14 @@ class BatchRunner:
                 if first_line is not None:
                     content = chain((first_line,), lines)
                     files[f"{kind}_file_id"] = self._write_output(order, kind, content, now)
-            tally = self.store.tally(order.id)
             ids = {name: file.id for name, file in files.items()}
             ended = self.store.become(
-                order.id, status, time.time(), [*files.values()], tally=tally, **ids
+                order.id,
+                status,
+                time.time(),
+                [*files.values()],
+                tally=self.store.tally(order.id),
+                **ids,
             )
         finally:
             if not ended:  # a full disk is not filled further, try by try
