@@ -284,6 +284,9 @@ class CachingReplica(SimulatedReplica):
         return preempted
 
     def _preempt(self) -> Sequence:
+        """Return the sequence that gave up its place: the last that fills, or else the one that
+        began to decode last. It waits again, before all others.
+        """
         self.counts.preemptions += 1
         if self.filling:
             sequence = self.filling.pop()

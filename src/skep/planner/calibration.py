@@ -179,7 +179,7 @@ def _batch_factor(
     deviation = half_width / _SIGMAS.get(crowd.runs, 1.96)
     share = _USUAL**2 / (_USUAL**2 + deviation**2)
     factor = 1.0 + (factor - 1.0) * share
-    half_width = half_width * math.sqrt(share)
+    half_width *= math.sqrt(share)
     return Interval(max(0.0, factor - half_width), factor, factor + half_width)
 
 

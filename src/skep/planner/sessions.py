@@ -198,6 +198,7 @@ class _SessionPlay:
         self._schedule(self._now + prompt_tokens * READ_IN_S, lambda: replica.submit(sequence))
 
     def _end_turn(self, session: PlayedSession) -> None:
+        """Count the turn, send its sub-agents, and go on with the session when they are done."""
         turn = session.script.turns[session.turn]
         self.measured.turns += 1
         self.measured.output_tokens += turn.output_tokens
@@ -235,6 +236,7 @@ class _SessionPlay:
     # Passes
 
     def _start_passes(self) -> None:
+        """Start the next pass of each idle replica, cut short where an event is due before."""
         next_due = self._due[0][0] if self._due else math.inf
         for index in sorted(self._idle):
             replica = self.replicas[index]
