@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 
@@ -114,6 +114,10 @@ class PlannedConversation(msgspec.Struct, frozen=True):
         )
 
 
+# Is given a conversation and the number of the turn that was answered.
+Hold = Callable[[PlannedConversation, int], Awaitable[None]]
+
+
 def planned(scripts: Sequence[SessionScript]) -> list[PlannedConversation]:
     """Number the sessions from 0, their sub-agents behind the last one."""
     numbers = count(len(scripts))
@@ -159,8 +163,11 @@ class SessionPlayer:
         repeat: int,
         name: str,
         pause_scale: float = 1.0,
+        hold: Hold | None = None,
     ) -> None:
-        """`name`: the beginning of the sessions' names, so that no other run has the same."""
+        """`name`: the beginning of the sessions' names, so that no other run has the same. `hold`:
+        awaited after each answer but the last, before its tools run.
+        """
         self._sender = sender
         self._on_row = on_row
         self._texts = texts
@@ -168,6 +175,7 @@ class SessionPlayer:
         self._repeat = repeat
         self._name = name
         self._pause_scale = pause_scale
+        self._hold = hold
 
     async def play(self, conversation: PlannedConversation) -> None:
         """Send turn after turn until the last one is answered or one fails."""
@@ -194,6 +202,8 @@ class SessionPlayer:
     async def _run_tools(self, conversation: PlannedConversation, turn_number: int) -> None:
         """Run the sub-agents that a turn starts, and pause as long as its tools take."""
         following = conversation.script.turns[turn_number + 1 : turn_number + 2]
+        if self._hold is not None and following:
+            await self._hold(conversation, turn_number)
         pause_s = sum(turn.pause_s for turn in following) * self._pause_scale
         async with asyncio.TaskGroup() as tools:
             tools.create_task(asyncio.sleep(pause_s))

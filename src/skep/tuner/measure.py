@@ -173,6 +173,17 @@ class WatchedLoad:
         return ConfigFailed(ConfigFailure("errors-under-load", words, self.served.last_words()))
 
 
+@dataclass(eq=False)
+class TrialRun:
+    """One start of one configuration under way. What fails has the readings until then."""
+
+    config: KnobConfig
+    request: MeasureRequest
+    on_progress: OnProgress
+    run_id: str | None = None
+    readings: list[TuneReading] = field(default_factory=list)
+
+
 @dataclass(repr=False, eq=False)
 class EngineBench:
     """Carries the requests of one tuning out, one at a time."""
@@ -248,53 +259,58 @@ class EngineBench:
         then.
         """
         began = time.monotonic()
-        taken = list[TuneReading]()
-        level = self.aim.concurrency
+        trial = TrialRun(config, request, on_progress)
         start = ServerStart(config, 0.0)
         on_progress(BenchProgress(config, "starting"))
-
-        def tell(now: SessionProgress) -> None:
-            if now.level:
-                place = (now.repeat + 1, request.readings)
-            else:
-                place = (0, 0)
-            activity = "measuring" if now.level else "warming up"
-            on_progress(BenchProgress(config, activity, *place, now.tok_s))
-
         try:
             async with AsyncExitStack() as stack:
                 served = await stack.enter_async_context(self.servers.open(self._preset(config)))
                 start = replace(start, start_s=served.start_s)
-                endpoint, maker = await self._known(served)
-                plan = SweepPlan(
-                    concurrency=(level,),
-                    tasks=self._count,
-                    runs=request.readings,
-                    budget_s=None,
-                    workload=maker.workload,
-                    timeout_s=self.timeouts.request_s,
-                    keep_text=False,
-                    kind="tune",
-                )
-                identity = self._identity(plan, endpoint, maker, config, request)
-                recording = await stack.enter_async_context(
-                    Recording(self.store, endpoint, self.host, identity)
-                )
-                start = replace(start, run_id=recording.run_id)
-                sweep = Sweep(plan, endpoint, recording, maker, tell)
-                await stack.enter_async_context(sweep.session.open())
-                load = WatchedLoad(served, sweep.session, self._hang_s())
-                limit_s = self.timeouts.warm_up_s
-                await load.send(sweep.session.warm_up(maker, level, limit_s=limit_s, quick=False))
-                for _ in range(request.readings):
-                    rows = await load.send(sweep.run_level(level), self._count)
-                    taken.append(
-                        self._read(config, rows, limited=recording.samples[-1].client_limited)
-                    )
+                await self._take(served, trial, stack)
         except ConfigFailed as error:
             start_s = start.start_s or time.monotonic() - began
             start = replace(start, start_s=start_s, failure=error.failure)
-        return replace(start, readings=tuple(taken))
+        return replace(start, run_id=trial.run_id, readings=tuple(trial.readings))
+
+    async def _take(self, served: TrialServer, trial: TrialRun, stack: AsyncExitStack) -> None:
+        """Warm what is served, and take the readings of a trial."""
+        config = trial.config
+        level = self.aim.concurrency
+        readings = trial.request.readings
+
+        def tell(now: SessionProgress) -> None:
+            if now.level:
+                place = (now.repeat + 1, readings)
+            else:
+                place = (0, 0)
+            activity = "measuring" if now.level else "warming up"
+            trial.on_progress(BenchProgress(config, activity, *place, now.tok_s))
+
+        endpoint, maker = await self._known(served)
+        plan = SweepPlan(
+            concurrency=(level,),
+            tasks=self._count,
+            runs=readings,
+            budget_s=None,
+            workload=maker.workload,
+            timeout_s=self.timeouts.request_s,
+            keep_text=False,
+            kind="tune",
+        )
+        identity = self._identity(plan, endpoint, maker, config, trial.request)
+        recording = await stack.enter_async_context(
+            Recording(self.store, endpoint, self.host, identity)
+        )
+        trial.run_id = recording.run_id
+        sweep = Sweep(plan, endpoint, recording, maker, tell)
+        await stack.enter_async_context(sweep.session.open())
+        load = WatchedLoad(served, sweep.session, self._hang_s())
+        limit_s = self.timeouts.warm_up_s
+        await load.send(sweep.session.warm_up(maker, level, limit_s=limit_s, quick=False))
+        for _ in range(readings):
+            rows = await load.send(sweep.run_level(level), self._count)
+            limited = recording.samples[-1].client_limited
+            trial.readings.append(self._read(config, rows, limited=limited))
 
     def _read(self, config: KnobConfig, rows: Sequence[Request], *, limited: bool) -> TuneReading:
         reading = reading_of(rows, self.aim, limited=limited, slo=self._slo)
@@ -339,15 +355,21 @@ class EngineBench:
     ) -> Identity:
         document: dict[str, Any] = {
             **msgspec.to_builtins(plan),
-            "slo": self.aim.slo,
             **maker.lengths,
+            **self._trial_words(config, request),
+        }
+        return Identity("tune", run_fingerprint(plan, endpoint, self.host), document)
+
+    def _trial_words(self, config: KnobConfig, request: MeasureRequest) -> dict[str, Any]:
+        """Return what a stored run tells of the trial that it is of."""
+        return {
+            "slo": self.aim.slo,
             "tuning": self.tuning,
             "configuration": config.as_dict,
             "config_key": config.key,
             "purpose": request.purpose,
             "round": self._round,
         }
-        return Identity("tune", run_fingerprint(plan, endpoint, self.host), document)
 
     def _hang_s(self) -> float:
         """Return how long no token may come: a slow engine reads long prompts for minutes."""

@@ -21,6 +21,7 @@ import msgspec
 from skep.deploy.launches import PullProgress
 from skep.errors import EngineError, SkepError, StoreError, UserError, first_of
 from skep.host.facts import read_host
+from skep.host.power import open_meter
 from skep.paths import Paths
 from skep.store.database import Store
 from skep.supervisor.control import NotRunning, ask, connected, socket_of
@@ -30,6 +31,7 @@ from skep.tuner.measure import EngineBench
 from skep.tuner.quality_check import MOST_S, GuardPlan, calls_tools, open_guard
 from skep.tuner.records import Bench, BenchResult, JudgeRequest, TuneEvent
 from skep.tuner.search import KnobSearch
+from skep.tuner.session_bench import SessionBench
 from skep.tuner.setup import UNJUDGED, PreparedTuning
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningOutcome, TuningStore
@@ -311,7 +313,10 @@ def _bench(
     work = logs_folder(paths, tuning.id)
     work.mkdir(parents=True, exist_ok=True)
     servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
-    return EngineBench(
+    kind: type[EngineBench] = EngineBench
+    if tuning.aim.sessions is not None:
+        kind = SessionBench
+    bench = kind(
         servers=servers,
         store=store,
         host=host,
@@ -322,3 +327,6 @@ def _bench(
         first_round=len(journal.past),
         guard=guard,
     )
+    if isinstance(bench, SessionBench) and ready.space.rig is not None:
+        bench.meter = open_meter(",".join(map(str, base.gpus)) or None)
+    return bench
