@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, variance
 
-from skep.stats.noninferiority import Z, delta_shown, items_needed, mean_of, score
+from skep.stats.noninferiority import Z_ONE_SIDED, delta_shown, items_needed, mean_of, score
 
 METHODS = ("skep", "Tango", "scaled")
 EXACT_ITEMS = (50, 75, 88, 100, 125, 164, 200, 300, 500, 750, 1000)
@@ -109,8 +109,8 @@ def says_no_worse(method: str, seen: Counter[tuple[int, int]], repeats: int, del
     if mean_of(values) <= -delta:
         return False
     if method == "scaled":
-        return score(scaled(seen, values, repeats), -delta, corrected=False) > Z
-    return score(values, -delta, corrected=method == "skep") > Z
+        return score(scaled(seen, values, repeats), -delta, corrected=False) > Z_ONE_SIDED
+    return score(values, -delta, corrected=method == "skep") > Z_ONE_SIDED
 
 
 def scaled(
@@ -134,7 +134,7 @@ def scaled(
 
 def says_worse(seen: Counter[tuple[int, int]], repeats: int) -> bool:
     mirrored = {-value: count for value, count in values_of(seen, repeats).items()}
-    return mean_of(mirrored) > 0 and score(mirrored, 0.0) > Z
+    return mean_of(mirrored) > 0 and score(mirrored, 0.0) > Z_ONE_SIDED
 
 
 def drawn(

@@ -12,8 +12,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from skep.stats.noninferiority import (
+    Z_ONE_SIDED,
     Claim,
-    Z,
     claim_of,
     delta_shown,
     items_needed,
@@ -57,7 +57,7 @@ def chance_of_no_worse(items, delta, lost, gained, *, corrected=True):
         same = items - b - c
         if same < 0 or (c - b) / items <= -delta or (c and not gained):
             continue
-        if score(counts(b, c, items), -delta, corrected=corrected) > Z:
+        if score(counts(b, c, items), -delta, corrected=corrected) > Z_ONE_SIDED:
             ways = (
                 math.lgamma(items + 1)
                 - math.lgamma(b + 1)
@@ -71,7 +71,7 @@ def chance_of_no_worse(items, delta, lost, gained, *, corrected=True):
 @pytest.mark.parametrize(
     ("lost", "gained", "items", "z", "low", "high"),
     [
-        (25, 28, 618, Z, -0.0148, 0.0247),
+        (25, 28, 618, Z_ONE_SIDED, -0.0148, 0.0247),
         (60, 20, 1000, 1.959964, -0.0584, -0.0231),
         (20, 60, 1000, 1.959964, 0.0231, 0.0584),
     ],
@@ -103,7 +103,9 @@ def test_nothing_changed_is_not_nothing_lost(items):
     """
     difference = paired_difference(bank((items, [PASSES])))
     assert (difference.difference, difference.lost, difference.gained) == (0, 0, 0)
-    assert lower_bound({0.0: items}, corrected=False) == pytest.approx(-(Z**2) / (items + Z**2))
+    assert lower_bound({0.0: items}, corrected=False) == pytest.approx(
+        -(Z_ONE_SIDED**2) / (items + Z_ONE_SIDED**2)
+    )
     assert -1 <= difference.low <= -(1 - 0.05 ** (1 / items))
     assert difference.low > -1.25 * (1 - 0.05 ** (1 / items))
     assert difference.high == -difference.low
@@ -192,7 +194,7 @@ def test_the_correction_is_never_the_more_lenient(pairs):
     reach = mean_of(items) + 1
     assert low <= lower_bound(items, corrected=False) + 1e-12
     for truth in (reach * part / 20 - 1 for part in range(1, 20)) if reach else ():
-        assert (score(items, truth) > Z) is (truth < low)
+        assert (score(items, truth) > Z_ONE_SIDED) is (truth < low)
 
 
 @pytest.mark.parametrize(

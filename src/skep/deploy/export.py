@@ -39,10 +39,10 @@ from skep.planner.setup import of_machines
 
 WIDTH = 110
 START_S = 1800
-FOLDER = "~/.config/systemd/user"
-LOCAL = ("/", "./", "../", "~", "$")
+UNIT_FOLDER = "~/.config/systemd/user"
+LOCAL_PREFIXES = ("/", "./", "../", "~", "$")
 PLACEHOLDER = "path/to/"
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
 # variables for what lies where only the user knows
 CHECKPOINT = "CHECKPOINT"
 MODELS = "MODELS"
@@ -474,7 +474,7 @@ def _weights(launch: Launch, container: Container) -> tuple[str, str, bool, str 
     if checkpoint is None:
         return "", "", False, None
     folder, _, name = checkpoint.rpartition("/")
-    is_local = checkpoint.startswith(LOCAL)
+    is_local = checkpoint.startswith(LOCAL_PREFIXES)
     if container.checkpoint is None and on_hub(checkpoint):
         outside, inside = kind_of(launch.engine).image_cache or HUB_CACHE
         return outside, inside, False, checkpoint
@@ -514,9 +514,9 @@ def _started(
         words[0] = "python3"
     # listening on all of the container's own addresses: only one port of it is published
     if "--host" in words:
-        words[words.index("--host") + 1] = EVERYWHERE
+        words[words.index("--host") + 1] = ALL_ADDRESSES
     else:
-        words += ["--host", EVERYWHERE]
+        words += ["--host", ALL_ADDRESSES]
     if steps:
         start = kind_of(engine).image_program or words[0]
         script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
@@ -558,7 +558,7 @@ def _templates() -> Environment:
     templates.globals |= {
         "here": HOST,
         "start_s": START_S,
-        "folder": FOLDER,
+        "folder": UNIT_FOLDER,
         "placeholder": PLACEHOLDER,
     }
     return templates

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 SLOTS = 8  # of an engine that was not planned: what most home cards can hold
 # What people serve for agents, the most capable first.
-OFFERED = (
+SUGGESTED_MODELS = (
     "gpt-oss-120b",
     "qwen3.6-35b-a3b",
     "qwen3.6-27b",
@@ -53,7 +53,7 @@ OFFERED = (
     "qwen3-8b",
     "qwen3-4b",
 )
-OFFERS = 3
+MOST_SUGGESTIONS = 3
 # Fields of a request that are flags of `skep plan` by the same names.
 _PLAN_FLAGS = (
     "link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "graphs", "vision",
@@ -583,7 +583,7 @@ def fitting_models(paths: Paths) -> list[tuple[str, str]]:
     expected speed.
     """
     offers = []
-    for name in OFFERED:
+    for name in SUGGESTED_MODELS:
         try:
             plan = best_plan(PlanFlags(name, agents=AGENTS), paths.store)
         except SkepError:
@@ -591,6 +591,6 @@ def fitting_models(paths: Paths) -> list[tuple[str, str]]:
         if plan.rated.holds_all and not plan.rated.on_paper:
             speed = f"about {plan.rated.outcome.effective_tok_s:,.0f} tok/s with {AGENTS} agents"
             offers.append((name, f"{speed}, {plan.setup.engine}"))
-        if len(offers) == OFFERS:
+        if len(offers) == MOST_SUGGESTIONS:
             break
     return offers

@@ -263,7 +263,7 @@ def named_cards(visible: str, by_name: Mapping[str, T]) -> tuple[T, ...]:
     return tuple(chosen)
 
 
-FEATURES = (
+CPU_FEATURES = (
     "f16c", "fma", "avx", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
     "asimd", "asimddp", "i8mm", "bf16", "sve",
 )  # fmt: skip
@@ -276,7 +276,7 @@ def parse_cpu_model(cpuinfo: str) -> str | None:
 
 
 def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
-    """Return those of `FEATURES` that every processor has: threads may run on any of them."""
+    """Return those of `CPU_FEATURES` that every processor has: threads may run on any of them."""
     flag_lists = [
         (processor.get("flags") or processor.get("Features") or "").split()
         for processor in _processors(cpuinfo)
@@ -285,7 +285,7 @@ def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
     if not flag_sets:
         return ()
     shared = set[str].intersection(*flag_sets)
-    return tuple(name for name in FEATURES if name in shared)
+    return tuple(name for name in CPU_FEATURES if name in shared)
 
 
 def _processors(cpuinfo: str) -> Iterator[dict[str, str]]:
@@ -510,7 +510,7 @@ def _text(path: Path) -> str:
 
 BUFFER_BYTES = 128 * MIB  # larger than caches are
 MEASURE_S = 0.4
-TRIES = 3
+COPY_TRIES = 3
 
 
 def memory_bandwidth_gbs(cores: int) -> float:
@@ -524,8 +524,10 @@ def memory_bandwidth_gbs(cores: int) -> float:
     with in_memory or tempfile.TemporaryFile() as file:  # read back from the page cache
         file.write(bytes(range(256)) * (BUFFER_BYTES // 256))
         file.flush()
-        seconds = MEASURE_S / TRIES
-        return max(_copy_gbs(file.fileno(), cores, seconds, BUFFER_BYTES) for _ in range(TRIES))
+        seconds = MEASURE_S / COPY_TRIES
+        return max(
+            _copy_gbs(file.fileno(), cores, seconds, BUFFER_BYTES) for _ in range(COPY_TRIES)
+        )
 
 
 def _copy_gbs(source: int, cores: int, seconds: float, size: int) -> float:

@@ -57,11 +57,13 @@ class PairedDifference(msgspec.Struct, frozen=True):
     gained: int
 
 
-Z = NormalDist().inv_cdf(0.95)
+Z_ONE_SIDED = NormalDist().inv_cdf(0.95)
 HALVINGS = 40
 
 
-def lower_bound(items: Mapping[float, float], *, corrected: bool = True, z: float = Z) -> float:
+def lower_bound(
+    items: Mapping[float, float], *, corrected: bool = True, z: float = Z_ONE_SIDED
+) -> float:
     """Return the one-sided lower bound of the mean difference.
 
     `items`: how many have which mean difference; counts need not be whole.
@@ -81,7 +83,9 @@ def lower_bound(items: Mapping[float, float], *, corrected: bool = True, z: floa
     return low
 
 
-def upper_bound(items: Mapping[float, float], *, corrected: bool = True, z: float = Z) -> float:
+def upper_bound(
+    items: Mapping[float, float], *, corrected: bool = True, z: float = Z_ONE_SIDED
+) -> float:
     """Return the one-sided upper bound, as the mirror image of the lower one."""
     mirrored = {-value: count for value, count in items.items()}
     return -lower_bound(mirrored, corrected=corrected, z=z)
@@ -92,7 +96,7 @@ def score(
     truth: float,
     *,
     corrected: bool = True,
-    z: float = Z,
+    z: float = Z_ONE_SIDED,
 ) -> float:
     """Return by how many standard errors the items are better than `truth`, a mean difference
     below theirs.
@@ -268,7 +272,7 @@ def items_needed(
 
     def is_enough(items: int) -> bool:
         outcome = _unlucky(values, items, power)
-        return mean_of(outcome) > -delta and score(outcome, -delta) > Z
+        return mean_of(outcome) > -delta and score(outcome, -delta) > Z_ONE_SIDED
 
     high = 1
     while not is_enough(high):

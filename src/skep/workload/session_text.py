@@ -20,7 +20,7 @@ from skep.workload import filling
 from skep.workload.filling import pieces, pieces_for
 from skep.workload.prompts import TokenCalibration
 
-BLOCKS = 400  # functions that every text is put together from
+BLOCK_COUNT = 400  # functions that every text is put together from
 BLOCK_PIECES = 3_000  # of one draw of functions
 _SYSTEM = (
     "{tag} You are a coding agent. You read files, run commands and change code until the task "
@@ -61,7 +61,7 @@ def text_blocks() -> tuple[TextBlock, ...]:
     """Return the library: functions of distinct names, the same on every machine."""
     rng = Random("sessions/blocks")
     blocks: list[TextBlock] = []
-    while len(blocks) < BLOCKS:
+    while len(blocks) < BLOCK_COUNT:
         code = filling.functions(rng, pieces, BLOCK_PIECES)
         functions = code.split(filling.BETWEEN_FUNCTIONS)
         blocks += [
@@ -69,7 +69,7 @@ def text_blocks() -> tuple[TextBlock, ...]:
             for function in functions
             if function.strip()
         ]
-    return tuple(blocks[:BLOCKS])
+    return tuple(blocks[:BLOCK_COUNT])
 
 
 class SessionTexts:

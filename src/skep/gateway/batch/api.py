@@ -45,7 +45,7 @@ from skep.wire.server_request import ServerRequest
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 PURPOSE = "batch"  # files are for batches: nothing else here reads one
 LONGEST_WINDOW_S = 86_400
-PIECE = 262_144  # bytes of a file that are sent at once
+PIECE_BYTES = 262_144  # bytes of a file that are sent at once
 # of one page of a list
 MOST_FILES = 10_000
 MOST_BATCHES = 100
@@ -302,7 +302,7 @@ class BatchApi:
             request.start(200, [(b"content-type", b"application/octet-stream")], file.bytes)
             sent = 0
             while sent < file.bytes:
-                piece = await asyncio.to_thread(source.read, min(PIECE, file.bytes - sent))
+                piece = await asyncio.to_thread(source.read, min(PIECE_BYTES, file.bytes - sent))
                 if not piece:
                     request.cut()  # somebody shortened it
                     return
