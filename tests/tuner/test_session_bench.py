@@ -9,6 +9,7 @@ from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from commands import environment
 from embedded_process import weights
+from power_smi import changes_of, write_smi
 from skep.catalog.presets import EngineOptions, Preset
 from skep.catalog.session_shapes import Varying, find_shape
 from skep.host.facts import NvidiaReport, read_host
@@ -17,9 +18,21 @@ from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
 from skep.tuner.measure import MeasureTimeouts
-from skep.tuner.records import KnobConfig, MeasureRequest, SessionAim, TuneGoal
+from skep.tuner.power_knob import cheap_limit_words
+from skep.tuner.power_limits import PowerLimits
+from skep.tuner.records import (
+    KnobChange,
+    KnobConfig,
+    MeasureRequest,
+    SessionAim,
+    SessionReading,
+    StageDecision,
+    TuneGoal,
+    TuneStage,
+)
 from skep.tuner.session_bench import SessionBench, SessionRun
 from skep.tuner.trial_server import TrialServers
+from skep.units import Interval
 
 # A tiny cut of the shape: prompts of some hundred tokens, pauses of milliseconds.
 TINY = replace(
@@ -193,3 +206,43 @@ def test_kv_in_ram_gives_a_real_engine_the_hits_that_its_slots_have_lost(env, tm
     with bench_in(tmp_path, env, shape, embedded_preset) as bench:
         lost, held = measured(bench, (on_slot, in_ram), 1)
     assert held.readings[0].sessions.hit_rate > lost.readings[0].sessions.hit_rate + 0.1
+
+
+def test_the_power_limit_of_a_configuration_is_set_before_it_starts(env, tmp_path, monkeypatch):
+    write_smi(tmp_path, limits=(350,))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    limits = PowerLimits((0,), tmp_path / "power-limits.json")
+    low = PLAIN.turned({"power_limit": 245})
+    with bench_in(tmp_path, env, power_limits=limits) as bench:
+        measured(bench, (low, PLAIN.turned({"power_limit": 350})), 1)
+    assert changes_of(tmp_path) == ["-i 0 -pl 245", "-i 0 -pl 350"]
+    assert (tmp_path / "power-limits.json").read_text() == '{"0": 350}'
+
+
+def limited_stage(number, watts, decision, drawn_w):
+    changes = (KnobChange("power_limit", 350, watts),) if number else ()
+    return TuneStage(
+        number=number,
+        changes=changes,
+        config=KnobConfig.of({"power_limit": watts}),
+        decision=decision,
+        why="",
+        figure=Interval(39.0, 40.0, 41.0),
+        ratio=Interval(0.96, 0.99, 1.02) if number else None,
+        sessions=SessionReading(mean_w=drawn_w),
+    )
+
+
+def test_the_lowest_limit_that_costs_less_than_the_noise_is_named_with_what_it_saves():
+    stages = [
+        limited_stage(0, 350, StageDecision.BASELINE, 300.0),
+        limited_stage(1, 300, StageDecision.SAME, 280.0),
+        limited_stage(2, 245, StageDecision.SAME, 240.0),
+        limited_stage(3, 210, StageDecision.WORSE, 205.0),
+    ]
+    words = cheap_limit_words(stages)
+    assert words.startswith(
+        "a power limit of 245 W costs less than the noise: 40.0 (39.0 to 41.0)"
+    )
+    assert words.endswith("240 W, 10.0 turns/Wh instead of 300 W, 8.0")
+    assert cheap_limit_words([stages[0], stages[3]]) is None

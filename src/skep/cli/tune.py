@@ -34,7 +34,7 @@ class TuneOptions:
     PANELS: ClassVar[dict[str, str]] = {
         "Goal": "goal load slo min_context input_tokens output_tokens budget",
         "Model and engine": "engine checkpoint binary gpus in_place",
-        "Search": "begin knobs skip seed",
+        "Search": "begin knobs skip allow seed",
         "Quality": "quality",
         "Simulation": "simulate gpu link",
     }
@@ -81,6 +81,10 @@ class TuneOptions:
         str | None, option("Change only these knobs, such as slots,kv,mtp (default: all).")
     ] = None
     skip: Annotated[str | None, option("Do not change these knobs, such as kv,mtp.")] = None
+    allow: Annotated[
+        str | None,
+        option("What else may be changed for turns_min: power-limit, by nvidia-smi -pl."),
+    ] = None
     begin: Annotated[
         str,
         option(

@@ -38,7 +38,14 @@ from skep.report.tuning import (
 from skep.store.database import open_store, read_store
 from skep.tuner.presets import save_best, write_preset
 from skep.tuner.records import BenchRequest, ConfigFailure, TuneEvent, TuneStage, changes_words
-from skep.tuner.running import OnEvent, TuningJournal, carry_out, logs_folder, machine_for
+from skep.tuner.running import (
+    OnEvent,
+    TuningJournal,
+    carry_out,
+    logs_folder,
+    machine_for,
+    power_put_back,
+)
 from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, base_of
 from skep.tuner.summary import accepted, best_of, missed_slo, stage_words, unit_of
@@ -82,10 +89,17 @@ def run_tuning(options: TuneOptions, *, as_json: bool) -> int:
     paths = user_paths(os.environ)
     tuning_options = TuningOptions(**asdict(options))
     # Before its memory and cards are looked at.
-    with nullcontext() if options.simulate else tuner_lock(paths):
+    with nullcontext() if options.simulate else _locked(paths):
         ready = prepare(tuning_options, paths)
     say_what_begins(ready)
     return _carry_through(ready, paths, in_place=options.in_place, as_json=as_json)
+
+
+@contextmanager
+def _locked(paths: Paths) -> Iterator[None]:
+    """Hold the lock, with the cards' power as it was before a tuning that was killed."""
+    with tuner_lock(paths), power_put_back(paths, note):
+        yield
 
 
 def resume_tuning(name: str, *, in_place: bool, as_json: bool) -> int:

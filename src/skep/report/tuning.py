@@ -21,6 +21,7 @@ from skep.report.sweep_text import interval_text
 from skep.report.terminal import day_and_time, note
 from skep.store.rows import finite
 from skep.tuner import summary
+from skep.tuner.power_knob import cheap_limit_words
 from skep.tuner.records import (
     METRICS,
     BenchProgress,
@@ -515,6 +516,8 @@ def say_state(saved: TuningRecord) -> None:
         f"{tuning.id} ({state}): goal {summary.goal_words(tuning.aim)}; "
         f"{decisions}; {took_words(saved)}"
     )
+    if (cheap := cheap_limit_words(saved.stages)) is not None:
+        note(cheap)
     if tuning.simulated:
         note(
             "SIMULATED: no model ran; figures and seconds are the planner's with noise, not "

@@ -28,6 +28,7 @@ from skep.supervisor.control import NotRunning, ask, connected, socket_of
 from skep.supervisor.hive_status import NO_REPLICAS
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import EngineBench
+from skep.tuner.power_limits import PowerLimits, record_of, restore_power_limits
 from skep.tuner.quality_check import MOST_S, GuardPlan, calls_tools, open_guard
 from skep.tuner.records import Bench, BenchResult, JudgeRequest, TuneEvent
 from skep.tuner.search import KnobSearch
@@ -234,6 +235,28 @@ def logs_folder(paths: Paths, tuning_id: str) -> Path:
 
 
 @contextmanager
+def power_put_back(paths: Paths, say: Say) -> Iterator[None]:
+    """Put back the power limits that a killed tuning has left, and those that are changed in the
+    block.
+    """
+    put_power_back(paths, say, "a tuning that was killed had changed it: ")
+    try:
+        yield
+    finally:
+        put_power_back(paths, say)
+
+
+def put_power_back(paths: Paths, say: Say, why: str = "") -> None:
+    try:
+        words = restore_power_limits(record_of(paths))
+    except EngineError as error:  # the tuning is none the worse for it
+        say(f"warning: {error.message}; {error.hint}")
+        return
+    if words is not None:
+        say(f"{why}{words}")
+
+
+@contextmanager
 def machine_for(
     ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
 ) -> Iterator[None]:
@@ -243,7 +266,7 @@ def machine_for(
     if ready.tuning.simulated:
         yield
         return
-    with tuner_lock(paths):
+    with tuner_lock(paths), power_put_back(paths, say):
         if not in_place and (service := running_service(paths)) is not None:
             # Where both would have the same cards there is no room; elsewhere they only disturb
             # each other.
@@ -329,4 +352,7 @@ def _bench(
     )
     if isinstance(bench, SessionBench) and ready.space.rig is not None:
         bench.meter = open_meter(",".join(map(str, base.gpus)) or None)
+        if ready.options.allow is not None:
+            cards = base.gpus or tuple(gpu.index for gpu in host.gpus)
+            bench.power_limits = PowerLimits(cards, record_of(paths))
     return bench

@@ -40,10 +40,16 @@ from skep.stats.slo import SloLimits
 from skep.store.records import Request
 from skep.tuner.measure import LENGTHS_S, EngineBench, TrialRun, WatchedLoad
 from skep.tuner.measurements import median_known
+from skep.tuner.power_knob import POWER_LIMIT
+from skep.tuner.power_limits import PowerLimits
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailed,
     ConfigFailure,
+    KnobConfig,
+    MeasureRequest,
+    OnProgress,
+    ServerStart,
     SessionReading,
     TuneReading,
 )
@@ -55,7 +61,7 @@ _WARM_UP_INDEX = 1 << 30  # behind all turns
 FIRST_TOK_S = 200.0  # prompts of sessions are read at least so fast, or nobody waits for them
 
 
-class SessionGate:
+class FillGate:
     """Holds sessions back until all of them have sent what they hold from before."""
 
     def __init__(self, numbers: Sequence[int], on_open: Callable[[], None]) -> None:
@@ -89,18 +95,14 @@ class SessionRun:
 
     def reading(self, rows: Sequence[Request], number: int, *, limited: bool) -> TuneReading:
         """Return the nth reading, from 0. It does not count where a session was not answered."""
-        last = (number + 1) * self.turns
-        within = [row for row in rows if number * self.turns < (row.turn or 0) <= last]
-        ended = {(row.session, row.turn): row.ended_s for row in rows if row.ok}
-        durations = []
-        for session in range(self.sessions):
-            begin_s = self.opened_s if number == 0 else ended.get((session, number * self.turns))
-            end_s = ended.get((session, last))
-            if begin_s is not None and end_s is not None and end_s > begin_s:
-                durations.append(end_s - begin_s)
+        first = number * self.turns
+        within = [row for row in rows if first < (row.turn or 0) <= first + self.turns]
+        durations = self._durations(rows, number)
         figure = None
         if len(durations) == self.sessions:
             figure = sum(60.0 * self.turns / duration for duration in durations)
+        if not within:
+            return TuneReading(None, None, None, None, None, wall_s=0.0, requests=0)
         whole = repeat_of(0, within, None, limited=limited)
         first_ms = ttft_values(within)
         return TuneReading(
@@ -123,6 +125,18 @@ class SessionRun:
             ),
         )
 
+    def _durations(self, rows: Sequence[Request], number: int) -> list[float]:
+        """Return the seconds of a reading, of each session that was answered to its end."""
+        first = number * self.turns
+        ended = {(row.session, row.turn): row.ended_s for row in rows if row.ok}
+        durations = []
+        for session in range(self.sessions):
+            begin_s = ended.get((session, first)) if number else self.opened_s
+            end_s = ended.get((session, first + self.turns))
+            if begin_s is not None and end_s is not None and end_s > begin_s:
+                durations.append(end_s - begin_s)
+        return durations
+
     def _session_s(self, durations: Sequence[float]) -> float | None:
         """Return the time of a session of the usual number of turns, by the median."""
         middle_s = median_known(durations)
@@ -139,6 +153,15 @@ class SessionBench(EngineBench):
 
     shape: SessionShape | None = None
     meter: PowerMeter | None = None
+    power_limits: PowerLimits | None = None
+
+    async def _start(
+        self, config: KnobConfig, request: MeasureRequest, on_progress: OnProgress
+    ) -> ServerStart:
+        watts = config.get(POWER_LIMIT)
+        if self.power_limits is not None and isinstance(watts, int):
+            await asyncio.to_thread(self.power_limits.set, watts)
+        return await super()._start(config, request, on_progress)
 
     async def _take(self, served: TrialServer, trial: TrialRun, stack: AsyncExitStack) -> None:
         sessions = self.aim.sessions
@@ -197,7 +220,7 @@ class SessionBench(EngineBench):
             if self.meter is not None:
                 self.meter.begin()
 
-        gate = SessionGate([conversation.number for conversation in conversations], let_go_on)
+        gate = FillGate([conversation.number for conversation in conversations], let_go_on)
 
         async def load(sender: Sender, on_row: OnRow) -> None:
             player = SessionPlayer(

@@ -60,6 +60,7 @@ from skep.tuner.knobs import (
     config_of,
     space_of,
 )
+from skep.tuner.power_knob import POWER_LIMIT, check_allowed, power_knob
 from skep.tuner.predictions import Predictor
 from skep.tuner.presets import baseline_of, prepared
 from skep.tuner.records import METRICS, TURNS_MIN, Knob, KnobConfig, TuneGoal, Tuning
@@ -99,6 +100,8 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
             f"{goal}: {match[2]} agents cannot be measured", hint=f"1 to {MOST_AGENTS}"
         )
     _check_load(options, metric)
+    if options.allow is not None:
+        check_allowed(options.allow, metric=metric, simulate=options.simulate)
     if metric == TURNS_MIN:
         task = 0  # sessions have lengths of their own
     if options.output_tokens < LEAST_OUTPUT:
@@ -160,6 +163,7 @@ class TuningOptions(msgspec.Struct, frozen=True):
     name: str
     goal: str = "effective_tok_s@4"
     load: str | None = None
+    allow: str | None = None
     slo: str | None = None
     min_context: int | None = None
     budget: str = "1h"
@@ -219,8 +223,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     base = target.base
     if aim.sessions is not None:
         aim = with_window_of(aim, min(aim.sessions.window_tokens, base.context_tokens or 0))
-    offered = space_of(base, aim, target.machine)
-    knobs = choose_knobs(offered, options.knobs or _usual_knobs(offered, aim), options.skip)
+    knobs = _chosen_knobs(options, aim, target, host)
     if options.knobs is None:
         failure = _draft_failure(base, target.machine.rig)
     else:
@@ -242,7 +245,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         budget_s=budget_s,
         seed=random.SystemRandom().randrange(2**31) if options.seed is None else options.seed,
         simulated=options.simulate,
-        baseline=config_of(base, knobs),
+        baseline=_baseline(base, knobs),
         knobs=knobs,
         base={
             **to_document(base),
@@ -260,14 +263,29 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         host={} if options.simulate else host_json(host),
         skep_version=__version__,
     )
-    ready = prepare_again(tuning)
-    notes = target.notes
+    ready = replace(prepare_again(tuning), notes=target.notes)
     if aim.sessions is not None:
-        aim = with_turns(aim, ready.space.predict(tuning.baseline))
-        ready = prepare_again(replace(tuning, aim=aim))
-        notes = (*notes, session_words(aim))
+        ready = _with_turns(ready)
     _check(ready.space, ready.tuning)
-    return replace(ready, notes=notes)
+    return ready
+
+
+def _chosen_knobs(
+    options: TuningOptions, aim: TuneGoal, target: TuneTarget, host: HostFacts
+) -> tuple[Knob, ...]:
+    base = target.base
+    offered = space_of(base, aim, target.machine)
+    if options.allow is not None:
+        offered = (*offered, power_knob(base.gpus or tuple(gpu.index for gpu in host.gpus)))
+    return choose_knobs(offered, options.knobs or _usual_knobs(offered, aim), options.skip)
+
+
+def _with_turns(ready: PreparedTuning) -> PreparedTuning:
+    """Return the tuning with readings of as many turns as there is time for, and say so."""
+    tuning = ready.tuning
+    aim = with_turns(tuning.aim, ready.space.predict(tuning.baseline))
+    notes = (*ready.notes, session_words(aim))
+    return replace(prepare_again(replace(tuning, aim=aim)), notes=notes)
 
 
 def _with_sessions(aim: TuneGoal, options: TuningOptions, paths: Paths) -> TuneGoal:
@@ -278,17 +296,25 @@ def _with_sessions(aim: TuneGoal, options: TuningOptions, paths: Paths) -> TuneG
         geometry = find_geometry(preset.model)
         context_tokens = context_tokens or preset.context_tokens
     else:
-        found = _model(options, options.engine or EMBEDDED, paths)
-        geometry = found.geometry if found is not None else None
+        model = _model(options, options.engine or EMBEDDED, paths)
+        geometry = model.geometry if model is not None else None
     limit = geometry.max_context if geometry is not None else None
     return aim_of_sessions(aim, options.load, limit, context_tokens)
+
+
+def _baseline(base: Preset, knobs: Sequence[Knob]) -> KnobConfig:
+    """Return the values that a search begins with: of the preset, and the cards' power limit."""
+    of_preset = config_of(base, [knob for knob in knobs if knob.name != POWER_LIMIT])
+    of_cards = {knob.name: knob.values[-1] for knob in knobs if knob.name == POWER_LIMIT}
+    return of_preset.turned(of_cards)
 
 
 def _usual_knobs(offered: Sequence[Knob], aim: TuneGoal) -> str | None:
     """Return the knobs that matter to sessions, where these are the load; None: all do."""
     if aim.sessions is None:
         return None
-    return ",".join(knob.name for knob in offered if knob.name in SESSION_KNOBS)
+    usual = (*SESSION_KNOBS, POWER_LIMIT)
+    return ",".join(knob.name for knob in offered if knob.name in usual)
 
 
 def _draft_failure(base: Preset, rig: Rig | None) -> DraftFailure | None:
