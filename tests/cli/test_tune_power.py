@@ -61,6 +61,10 @@ def test_where_limits_may_not_be_set_one_line_says_so(programs):
         (("--allow", "overclocking"), "write --allow power-limit"),
         ((*ALLOW, "--gpu", "rtx-3090", "--simulate"), "no card draws power"),
         ((*ALLOW, "--goal", "effective_tok_s@2"), "is for the goal turns_min"),
+        (
+            ("--knobs", "power_limit", "--gpu", "rtx-3090", "--simulate"),
+            "--allow power-limit makes it one",
+        ),
     ],
 )
 def test_only_power_can_be_allowed_and_only_on_cards_that_draw_it(words, reason):

@@ -109,11 +109,12 @@ def test_beside_turns_a_minute_stand_session_time_and_first_tokens(both):
 def test_both_sides_get_the_same_turns(both):
     _, stored, _ = both
     slow, fast = (
-        sorted((row.session, row.turn, row.output_tokens) for row in rows if row.level)
+        {(row.session, row.turn): row.output_tokens for row in rows if row.level}
         for rows in stored
     )
-    assert slow == fast
-    assert {turn for _, turn, _ in slow} == {1, 2, 3, 4}
+    shared = slow.keys() & fast.keys()
+    assert len(shared) >= 8
+    assert all(slow[turn] == fast[turn] for turn in shared)
 
 
 def test_what_sessions_hold_from_before_is_sent_and_not_measured(both):
@@ -171,11 +172,18 @@ def answered(session, turn, ended_s, **fields):
     )
 
 
-def test_a_reading_in_which_a_session_failed_does_not_count():
+def test_turns_a_minute_are_those_of_all_over_the_time_since_the_reading_before():
     run = SessionRun(TINY, 2, 1, opened_s=10.0)
-    rows = [answered(0, 1, 12.0), answered(1, 1, 14.0), answered(0, 2, 16.0)]
-    assert run.reading(rows, 0, limited=False).figure == 60 / 2 + 60 / 4
-    assert not run.reading(rows, 1, limited=False).counts
+    rows = [answered(0, 1, 12.0), answered(0, 2, 14.0), answered(1, 1, 20.0), answered(0, 3, 22.0)]
+    assert run.reading(rows, 0, limited=False).figure == 2 * 60 / 4
+    assert run.reading(rows, 1, limited=False).figure == 2 * 60 / 8
+
+
+def test_a_reading_after_a_failed_turn_or_with_too_few_does_not_count():
+    run = SessionRun(TINY, 2, 1, opened_s=10.0)
+    rows = [answered(0, 1, 12.0), answered(1, 1, 14.0, error_kind="reset"), answered(0, 2, 16.0)]
+    assert not run.reading(rows, 0, limited=False).counts
+    assert not run.reading(rows[:1], 0, limited=False).counts
 
 
 def embedded_preset(config):

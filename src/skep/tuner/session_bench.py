@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -61,23 +62,40 @@ _WARM_UP_INDEX = 1 << 30  # behind all turns
 FIRST_TOK_S = 200.0  # prompts of sessions are read at least so fast, or nobody waits for them
 
 
-class FillGate:
-    """Holds sessions back until all of them have sent what they hold from before."""
+class SessionCourse:
+    """Holds sessions back until all have sent what they hold from before, and says when as many
+    turns were answered as all readings take.
+    """
 
-    def __init__(self, numbers: Sequence[int], on_open: Callable[[], None]) -> None:
-        self._absent = set(numbers)
+    def __init__(self, sessions: int, turns: int, on_open: Callable[[], None]) -> None:
+        self._filling = set(range(sessions))
+        self._playing = set(range(sessions))
+        self._turns_left = turns
         self._on_open = on_open
         self._open = asyncio.Event()
+        self.over = asyncio.Event()
 
     async def hold(self, conversation: PlannedConversation, turn_number: int) -> None:
         if turn_number == 0:
-            self.arrive(conversation.number)
+            self._fill(conversation.number)
             await self._open.wait()
 
-    def arrive(self, number: int) -> None:
-        """Take in that a session has sent it, or never will."""
-        self._absent.discard(number)
-        if not self._absent and not self._open.is_set():
+    def count_row(self, row: Request) -> None:
+        if row.ok and row.turn:
+            self._turns_left -= 1
+            if self._turns_left <= 0:
+                self.over.set()
+
+    def leave(self, number: int) -> None:
+        """Take in that a session has ended, or has failed."""
+        self._fill(number)
+        self._playing.discard(number)
+        if not self._playing:
+            self.over.set()
+
+    def _fill(self, number: int) -> None:
+        self._filling.discard(number)
+        if not self._filling and not self._open.is_set():
             self._on_open()
             self._open.set()
 
@@ -93,31 +111,39 @@ class SessionRun:
     opened_s: float | None = None  # None: they were not let go on
     mean_w: float | None = None
 
+    @property
+    def reading_turns(self) -> int:
+        """The turns of all sessions in a reading."""
+        return self.sessions * self.turns
+
     def reading(self, rows: Sequence[Request], number: int, *, limited: bool) -> TuneReading:
-        """Return the nth reading, from 0. It does not count where a session was not answered."""
-        first = number * self.turns
-        within = [row for row in rows if first < (row.turn or 0) <= first + self.turns]
-        durations = self._durations(rows, number)
+        """Return the nth reading, from 0: so many turns in the order in which they ended, over the
+        time since those before. It does not count where they are too few, or one failed.
+        """
+        later = sorted((row for row in rows if row.turn), key=lambda row: row.ended_s)
+        first = number * self.reading_turns
+        within = later[first : first + self.reading_turns]
+        begin_s = later[first - 1].ended_s if first and within else self.opened_s
+        if len(within) < self.reading_turns or begin_s is None:
+            return TuneReading(None, None, None, None, None, wall_s=0.0, requests=len(within))
+        wall_s = within[-1].ended_s - begin_s
         figure = None
-        if len(durations) == self.sessions:
-            figure = sum(60.0 * self.turns / duration for duration in durations)
-        if not within:
-            return TuneReading(None, None, None, None, None, wall_s=0.0, requests=0)
-        whole = repeat_of(0, within, None, limited=limited)
+        if all(row.ok for row in later[: first + self.reading_turns]) and wall_s > 0:
+            figure = 60.0 * len(within) / wall_s
         first_ms = ttft_values(within)
         return TuneReading(
             figure=figure,
-            effective_tok_s=whole.effective_tok_s if whole.output_tokens else None,
+            effective_tok_s=repeat_of(0, within, None, limited=limited).effective_tok_s,
             task_tok_s=None,
             ttft_ms=median_known(first_ms),
             tpot_ms=median_known(tpot_values(within)),
-            wall_s=whole.wall_s,
+            wall_s=wall_s,
             requests=len(within),
             failed=sum(not row.ok for row in within),
             limited=limited,
             over_limit=worst_share(self.slo, within) if self.slo is not None else 0.0,
             sessions=SessionReading(
-                session_s=self._session_s(durations),
+                session_s=self._session_s(rows, within),
                 first_p50_ms=median_known(first_ms),
                 first_p95_ms=percentile(first_ms, 95) if first_ms else None,
                 hit_rate=cached_share(within),
@@ -125,24 +151,17 @@ class SessionRun:
             ),
         )
 
-    def _durations(self, rows: Sequence[Request], number: int) -> list[float]:
-        """Return the seconds of a reading, of each session that was answered to its end."""
-        first = number * self.turns
-        ended = {(row.session, row.turn): row.ended_s for row in rows if row.ok}
-        durations = []
-        for session in range(self.sessions):
-            begin_s = ended.get((session, first)) if number else self.opened_s
-            end_s = ended.get((session, first + self.turns))
-            if begin_s is not None and end_s is not None and end_s > begin_s:
-                durations.append(end_s - begin_s)
-        return durations
-
-    def _session_s(self, durations: Sequence[float]) -> float | None:
-        """Return the time of a session of the usual number of turns, by the median."""
-        middle_s = median_known(durations)
-        if middle_s is None:
+    def _session_s(self, rows: Sequence[Request], within: Sequence[Request]) -> float | None:
+        """Return the time of a session of the usual number of turns, pauses included."""
+        ended = {(row.session, row.turn): row.ended_s for row in rows if row.turn}
+        seconds = []
+        for row in within:
+            before_s = ended.get((row.session, (row.turn or 0) - 1), self.opened_s)
+            if before_s is not None:
+                seconds.append(row.ended_s - before_s)
+        if not seconds:
             return None
-        return middle_s / self.turns * self.shape.turns.median
+        return fmean(seconds) * self.shape.turns.median
 
 
 @dataclass(repr=False, eq=False)
@@ -169,7 +188,8 @@ class SessionBench(EngineBench):
         count = self.aim.concurrency
         readings = trial.request.readings
         shape = alone(self.shape or find_shape(sessions.load))
-        scripts = scripts_of(shape, count, sessions.window_tokens, sessions.turns, readings)
+        # One reading more than is taken, so that no session ends before the last one is full.
+        scripts = scripts_of(shape, count, sessions.window_tokens, sessions.turns, readings + 1)
         conversations = planned(scripts)
         endpoint, texts = await self._texts_for(served)
         identity = self._identity_of(trial, endpoint)
@@ -188,12 +208,13 @@ class SessionBench(EngineBench):
         await stack.enter_async_context(session.open())
         run = SessionRun(shape, count, sessions.turns, slo=self._slo)
         load = WatchedLoad(served, session, self._hang_of(shape))
-        total = sum(len(script.turns) for script in scripts)
+        turns = readings * run.reading_turns
+        total = count + turns
         limited = False
         try:
             await load.send(self._warm_up(session, texts, shape))
             session.begin(level=count, repeat=0, done=0, total=total)
-            played = self._play(session, run, conversations, texts)
+            played = self._play(session, run, conversations, texts, turns)
             limited = await load.send(played, total)
             session.report(ended=True)
         finally:
@@ -210,8 +231,11 @@ class SessionBench(EngineBench):
         run: SessionRun,
         conversations: Sequence[PlannedConversation],
         texts: SessionTexts,
+        turns: int,
     ) -> bool:
-        """Play all turns of all sessions. Return whether the client was the limit."""
+        """Play all sessions until so many turns were answered. Return whether the client was the
+        limit.
+        """
         recording = session.recording
         sender_of_run = session.driver.sender
 
@@ -220,26 +244,33 @@ class SessionBench(EngineBench):
             if self.meter is not None:
                 self.meter.begin()
 
-        gate = FillGate([conversation.number for conversation in conversations], let_go_on)
+        course = SessionCourse(run.sessions, turns, let_go_on)
 
         async def load(sender: Sender, on_row: OnRow) -> None:
+            def take(row: Request) -> None:
+                on_row(_as_warm_up(row))
+                course.count_row(row)
+
             player = SessionPlayer(
                 sender,
-                lambda row: on_row(_as_warm_up(row)),
+                take,
                 texts,
                 level=run.sessions,
                 repeat=0,
                 name=recording.run_id,
-                hold=gate.hold,
+                hold=course.hold,
             )
 
             async def play(conversation: PlannedConversation) -> None:
                 await player.play(conversation)
-                gate.arrive(conversation.number)
+                course.leave(conversation.number)
 
             async with asyncio.TaskGroup() as places:
-                for conversation in conversations:
-                    places.create_task(play(conversation))
+                plays = map(play, conversations)
+                playing = [places.create_task(coroutine) for coroutine in plays]
+                await course.over.wait()
+                for task in playing:
+                    task.cancel()
 
         _, limited = await session.driver.run_load(
             level=run.sessions,

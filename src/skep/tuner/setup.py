@@ -60,7 +60,7 @@ from skep.tuner.knobs import (
     config_of,
     space_of,
 )
-from skep.tuner.power_knob import POWER_LIMIT, check_allowed, power_knob
+from skep.tuner.power_knob import ALLOWED, POWER_LIMIT, check_allowed, power_knob
 from skep.tuner.predictions import Predictor
 from skep.tuner.presets import baseline_of, prepared
 from skep.tuner.records import METRICS, TURNS_MIN, Knob, KnobConfig, TuneGoal, Tuning
@@ -394,6 +394,8 @@ def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> t
     unknown = sorted((only_names | left_out) - names)
     if unknown:
         hint = f"this engine has {', '.join(knob.name for knob in knobs)}"
+        if unknown[0] == POWER_LIMIT:
+            hint = f"--goal {TURNS_MIN}@{AGENTS} --allow {ALLOWED} makes it one"
         raise UserError(f"`{unknown[0]}` is not a knob here", hint=hint)
     searched = only_names or names
     chosen = tuple(knob for knob in knobs if knob.name in searched and knob.name not in left_out)
