@@ -122,7 +122,10 @@ def test_a_context_without_room_for_sessions_says_how_much_they_need():
     [
         (("--goal", "turns_min@2", "--load", "big"), "write coding or small"),
         (("--goal", "turns_min@2", "--prompt-tokens", "99"), "turns_min is of sessions"),
-        (("--load", "coding"), "--load coding is for the goal turns_min"),
+        (
+            ("--goal", "effective_tok_s@4", "--load", "coding"),
+            "--load coding is for the goal turns_min",
+        ),
     ],
 )
 def test_sessions_and_tasks_are_not_mixed(words, reason):
@@ -138,3 +141,11 @@ def test_a_stopped_tuning_goes_on_with_the_same_sessions(paths):
     changed = ready.tuning.baseline.turned({"kv_ram": 64, "slots": 4})
     assert again.space.predict(changed) == ready.space.predict(changed)
     assert again.space.refusal(changed) == ready.space.refusal(changed) is not None
+
+
+def test_a_load_of_sessions_is_a_goal_of_sessions(paths):
+    assert str(prepared(paths, goal=None, load="coding").tuning.aim) == "turns_min@4"
+
+
+def test_a_load_of_tasks_is_a_goal_of_tasks(paths):
+    assert str(prepared(paths, goal=None, load="task").tuning.aim) == "effective_tok_s@4"

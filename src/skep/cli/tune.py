@@ -44,12 +44,18 @@ class TuneOptions:
         argument("Preset, model name, checkpoint folder or GGUF file.", metavar="PRESET|MODEL"),
     ]
     goal: Annotated[
-        str,
-        option("effective_tok_s or task_tok_s @ concurrency, or turns_min @ sessions at once."),
-    ] = "effective_tok_s@4"
+        str | None,
+        option(
+            "effective_tok_s or task_tok_s @ concurrency, or turns_min @ sessions at once "
+            "(default: effective_tok_s@4, of sessions turns_min@4)."
+        ),
+    ] = None
     load: Annotated[
         str | None,
-        option("Sessions of turns_min: coding or small (default: what the context has room for)."),
+        option(
+            "What agents send: sessions (coding or small), or single requests (task) (default: "
+            "task, for turns_min the sessions that the context has room for)."
+        ),
     ] = None
     slo: Annotated[str | None, option("Latency limits to meet, such as ttft=1s,tpot=50ms.")] = None
     min_context: Annotated[

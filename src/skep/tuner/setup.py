@@ -73,14 +73,28 @@ from skep.units import GIB, format_seconds, parse_seconds
 MOST_AGENTS = 4096
 LEAST_OUTPUT = 8  # tokens: with fewer there is no pace to measure
 _GOAL = re.compile(r"\s*([\w-]+)\s*@\s*(\d+)\s*", re.ASCII)
+GOAL_OF_TASKS = f"effective_tok_s@{AGENTS}"
 _HINT = "write it as --goal effective_tok_s@4: the metric and how many agents"
+TASK = "task"  # the load of single requests
 _TASK_TOKENS = (512, 128)  # of a task, where nobody says how long it is
 
 
+def _goal_of(options: TuningOptions) -> str:
+    """Return the goal that is named, else the one of the load: turns a minute of sessions, or the
+    speed of tasks.
+    """
+    if options.goal is not None:
+        return options.goal
+    if options.load in (None, TASK):
+        return GOAL_OF_TASKS
+    return f"{TURNS_MIN}@{AGENTS}"
+
+
 def parse_goal(options: TuningOptions) -> TuneGoal:
-    goal = f"--goal `{options.goal}`"
+    named_goal = _goal_of(options)
+    goal = f"--goal `{named_goal}`"
     task = options.input_tokens + options.output_tokens
-    match = _GOAL.fullmatch(options.goal)
+    match = _GOAL.fullmatch(named_goal)
     if match is None:
         raise UserError(f"{goal} is not understood", hint=_HINT)
     metric = match[1].casefold().replace("-", "_")
@@ -131,7 +145,12 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
 
 def _check_load(options: TuningOptions, metric: str) -> None:
     """Raise UserError for lengths of tasks with sessions, and for sessions with another metric."""
-    if metric != TURNS_MIN and options.load is not None:
+    if metric == TURNS_MIN and options.load == TASK:
+        raise UserError(
+            f"--load {TASK} has no turns: {TURNS_MIN} is of sessions",
+            hint=f"write --goal {GOAL_OF_TASKS}, or --load coding",
+        )
+    if metric != TURNS_MIN and options.load not in (None, TASK):
         hint = f"write --goal {TURNS_MIN}@{AGENTS}, or leave --load out"
         raise UserError(f"--load {options.load} is for the goal {TURNS_MIN}", hint=hint)
     lengths = (options.input_tokens, options.output_tokens)
@@ -161,7 +180,7 @@ class TuningOptions(msgspec.Struct, frozen=True):
     """
 
     name: str
-    goal: str = "effective_tok_s@4"
+    goal: str | None = None  # None: it follows from the load
     load: str | None = None
     allow: str | None = None
     slo: str | None = None
