@@ -20,10 +20,10 @@ pytestmark = pytest.mark.engine
 SEED = 11
 SLOTS = 2
 SHAPE = tiny_shape(
-    shared_tokens=200,
+    shared_tokens=120,
     first_tokens=Varying(60, 80),
     growth_tokens=Varying(50, 70),
-    turns=Varying(3, 4),
+    turns=Varying(2, 3),
 )
 SESSIONS = 2
 PLAN = AgentPlan("tiny", concurrency=(1, SLOTS), sessions=SESSIONS, seed=SEED)

@@ -184,7 +184,7 @@ def test_a_preset_that_its_author_could_not_start_is_called_broken_beforehand(mi
     assert "SIGBUS while weights are loaded" in done
 
 
-@pytest.mark.parametrize("rig", [None, "rtx-4090"])
+@pytest.mark.parametrize("rig", [None, pytest.param("rtx-4090", marks=pytest.mark.slow)])
 def test_a_check_of_a_simulated_rig_says_so_wherever_its_figures_stand(typed, rig):
     words = (
         "check",
