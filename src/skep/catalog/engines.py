@@ -131,9 +131,14 @@ def planned_engines() -> tuple[str, ...]:
     return tuple(name for name, kind in engine_kinds().items() if kind.planned)
 
 
+def most_measured_engine() -> str:
+    """Return the engine with the most published measurements."""
+    return planned_engines()[0]
+
+
 @cache
 def pooled_engines() -> tuple[str, ...]:
-    """Return those of them that read checkpoints and keep KV in a pool."""
+    """Return those that plans choose from and that keep KV in a pool."""
     return tuple(name for name in planned_engines() if kind_of(name).has_pool)
 
 

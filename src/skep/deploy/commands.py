@@ -191,8 +191,8 @@ def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str
         words += ["--spec", "none"]
     if not setup.graphs:
         words += ["--no-graphs"]
-    takes_no_pictures = kind_of(setup.engine).takes("text_only")
-    if setup.vision and takes_no_pictures and setup.model.vision_params:
+    can_leave_it_out = kind_of(setup.engine).takes("text_only")
+    if setup.vision and can_leave_it_out and setup.model.vision_params:
         words += ["--vision"]
     return shlex.join(words)
 

@@ -66,7 +66,7 @@ def plan_of(
         about=about,
         slots=prospect.slots,
         context_tokens=context_tokens,
-        pool_tokens=prospect.pool_tokens,
+        pool_tokens=prospect.whole_pool_tokens,
         chunk_tokens=prospect.chunk_tokens,
         load_s=load_s,
         step=prospect.step,

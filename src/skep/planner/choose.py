@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.engines import kind_of, planned_engines
+from skep.catalog.engines import kind_of, most_measured_engine
 from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.catalog.session_shapes import find_shape
 from skep.planner import candidates, ranking
@@ -406,7 +406,7 @@ def choose(
     rig, order = candidates.arranged(rig)
     surveys = [
         survey(model, rig, goal, pins, engine, basis_of(engine))
-        for engine in engines or planned_engines()[:1]
+        for engine in engines or (most_measured_engine(),)
     ]
     max_plans = PLANS_SHOWN if goal.agents <= MANY_AGENTS else PLANS_SHOWN // 2
     all_rated = [rated for candidates_of_engine, _ in surveys for rated in candidates_of_engine]
@@ -534,7 +534,7 @@ def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
     measurements, whose layouts heads decide.
     """
     of_engine = {survey[0].setup.engine: survey for survey in surveys if survey}
-    engines = dict.fromkeys((first.setup.engine, planned_engines()[0]))
+    engines = dict.fromkeys((first.setup.engine, most_measured_engine()))
     sentences = [idle_cards(of_engine[engine]) for engine in engines if engine in of_engine]
     return "; ".join(filter(None, sentences)) or None
 

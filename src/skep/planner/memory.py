@@ -409,7 +409,9 @@ class StatePages(msgspec.Struct, frozen=True):
 
 
 def state_pages(setup: Setup) -> StatePages | None:
-    """Return how states are kept in the pool; None: there are none, or no pool."""
+    """Return how states are kept in the pool; None: there are none, or no pool. SGLang, which has
+    a pool of its own for them, is taken to keep as many.
+    """
     model = setup.model
     if not (model.linear_layers and model.full_layers and kind_of(setup.engine).has_pool):
         return None

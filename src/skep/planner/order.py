@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from skep.catalog.engines import kind_of, planned_engines
+from skep.catalog.engines import kind_of, most_measured_engine
 from skep.planner.ranking import Rated, kernels_share
 from skep.units import format_seconds
 
@@ -181,7 +181,7 @@ def _drop_experiments(candidates: Candidates) -> Candidates:
     with most measurements was measured on such cards.
     """
     measured_engines = {rated.setup.engine for rated in candidates if rated.measured}
-    if planned_engines()[0] not in measured_engines:
+    if most_measured_engine() not in measured_engines:
         return candidates
     return _keep_unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF_SPEED)
 
@@ -369,7 +369,7 @@ def _why_tried(_: Rated, faster: Candidates) -> str:
     cause = (
         "llama.cpp's tensor split over PCIe, experimental and measured by nobody on so many cards"
     )
-    title = kind_of(planned_engines()[0]).title
+    title = kind_of(most_measured_engine()).title
     return f"{title} was measured on such cards, while {_names(faster)} {verb} {cause}"
 
 

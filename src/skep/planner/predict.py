@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
-from skep.planner.memory import defaults, kv_capacity_tokens
+from skep.planner.memory import defaults, kv_capacity_tokens, state_pages
 from skep.planner.setup import CardLink, PlannedLoad, Rig, Setup, group_link, groups, pace_setter
 from skep.planner.step import UNTUNED, Constants, StepModel, StepTuning, step_model
 
@@ -250,6 +250,16 @@ class SpeedModel(msgspec.Struct, frozen=True):
     constants: Constants
     context_tokens: int  # of the sequences that the pool was counted for, each with its state
     steps: tuple[StepModel, ...] = ()
+
+    @property
+    def whole_pool_tokens(self) -> float:
+        """Return the tokens that one replica's pool holds while no state of linear layers takes a
+        part of it. `pool_tokens` leave room for one in each sequence of `context_tokens`.
+        """
+        pages = state_pages(self.setup)
+        if pages is None:
+            return self.pool_tokens
+        return self.pool_tokens * (1 + pages.tokens / self.context_tokens)
 
     def outcome(self, load: PlannedLoad) -> PredictedOutcome:
         """Return what a user would measure: output tokens over wall time, run-to-run losses

@@ -192,10 +192,7 @@ def pool_of(speed_model: SpeedModel, shape: SessionShape, window_tokens: int) ->
     own count with a session of the usual size each, even where they have room for more.
     """
     if kind_of(speed_model.setup.engine).has_pool:
-        # The pool was counted with a state for each sequence; here states take blocks of it.
-        pages = state_pages(speed_model.setup)
-        states_share = 0.0 if pages is None else pages.tokens / speed_model.context_tokens
-        return speed_model.pool_tokens * (1 + states_share)
+        return speed_model.whole_pool_tokens
     in_slots = speed_model.slots * typical_tokens(shape, window_tokens)
     return min(speed_model.pool_tokens, float(in_slots))
 
