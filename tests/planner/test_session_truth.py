@@ -1,5 +1,5 @@
-"""Sessions played in virtual time beside the same sessions on real engines, of which no figure was
-used to fit anything.
+"""Sessions played in virtual time beside the same sessions on real engines. No constant was fitted
+to these rows; that states are kept in the pool was built in after the hybrid's were seen.
 """
 
 import csv
